@@ -1,0 +1,360 @@
+//! Adam and AdamW. They share hyper-parameters and moments, but not the bias correction: Burn's
+//! Adam folds it into two scalars, its AdamW divides each moment, and the two round differently.
+
+use multiversion::multiversion;
+
+use crate::chunk::{Lockstep, in_chunks};
+use crate::error::{Error, check_finite, check_numel, check_time, narrow};
+
+/// How parameters are pulled towards zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum WeightDecay {
+    /// Not at all. For Adam this is not the same as `L2(0.0)`, which turns a gradient of -0 to 0.
+    None,
+    /// Adam: the gradient becomes `penalty * param + grad`.
+    L2(f32),
+    /// AdamW: the parameter is first scaled by `1 - lr * decay`, or left alone if that decay is 0.
+    Decoupled(f32),
+}
+
+/// Hyper-parameters of [`adam_step`] and [`adamw_step`]; the defaults are those of Burn's
+/// `AdamConfig`, without weight decay (`AdamWConfig` has `Decoupled(1e-4)`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamHyper {
+    /// Decay of the first moment.
+    pub beta_1: f32,
+    /// Decay of the second moment.
+    pub beta_2: f32,
+    /// Added to the denominator.
+    pub epsilon: f32,
+    /// How parameters are pulled towards zero.
+    pub weight_decay: WeightDecay,
+}
+
+impl Default for AdamHyper {
+    fn default() -> Self {
+        Self {
+            beta_1: 0.9,
+            beta_2: 0.999,
+            epsilon: 1e-5,
+            weight_decay: WeightDecay::None,
+        }
+    }
+}
+
+/// Makes one step of Burn's `Adam` (without `amsgrad`) on `param`, in place.
+///
+/// With `t = time`, `g' = penalty * param + grad` (just `grad` without decay), and
+/// `c = sqrt(1 - beta_2^t)`, element by element:
+///
+/// ```text
+/// moment_1 = beta_1 * moment_1 + (1 - beta_1) * g'
+/// moment_2 = beta_2 * moment_2 + (1 - beta_2) * g'^2
+/// param   -= lr * (moment_1 * (c / (1 - beta_1^t)) / (sqrt(moment_2) + epsilon * c))
+/// ```
+///
+/// At time 1 the moments are written without being read.
+///
+/// # Errors
+///
+/// All are refusals, before anything is written: [`Error::NumelMismatch`], [`Error::NotFinite`],
+/// [`Error::TimeOutOfRange`], and [`Error::UnsupportedWeightDecay`] for
+/// [`WeightDecay::Decoupled`].
+///
+/// # References
+///
+/// `burn_optim::Adam`, <https://arxiv.org/abs/1412.6980>.
+pub fn adam_step(
+    param: &mut [f32],
+    grad: &[f32],
+    moment_1: &mut [f32],
+    moment_2: &mut [f32],
+    time: usize,
+    lr: f64,
+    hyper: &AdamHyper,
+) -> Result<(), Error> {
+    let slices = AdamSlices {
+        param,
+        grad,
+        moment_1,
+        moment_2,
+    };
+    let scalars = AdamScalars::new(time, lr, hyper)?;
+    slices.check()?;
+    in_chunks(slices, &|slices| adam_chunk(slices, &scalars));
+    Ok(())
+}
+
+/// Makes one step of Burn's `AdamW` (without `amsgrad` or cautious decay) on `param`, in place.
+///
+/// With `t = time`, element by element:
+///
+/// ```text
+/// moment_1 = beta_1 * moment_1 + (1 - beta_1) * grad
+/// moment_2 = beta_2 * moment_2 + (1 - beta_2) * grad^2
+/// delta    = moment_1 / (1 - beta_1^t) / (sqrt(moment_2 / (1 - beta_2^t)) + epsilon)
+/// param    = (1 - lr * decay) * param - lr * delta
+/// ```
+///
+/// At time 1 the moments are written without being read. Where `lr * decay` is 0 the parameter is
+/// not scaled.
+///
+/// # Errors
+///
+/// All are refusals, before anything is written: [`Error::NumelMismatch`], [`Error::NotFinite`],
+/// [`Error::TimeOutOfRange`], and [`Error::UnsupportedWeightDecay`] for [`WeightDecay::L2`].
+///
+/// # References
+///
+/// `burn_optim::AdamW`, <https://arxiv.org/abs/1711.05101>.
+pub fn adamw_step(
+    param: &mut [f32],
+    grad: &[f32],
+    moment_1: &mut [f32],
+    moment_2: &mut [f32],
+    time: usize,
+    lr: f64,
+    hyper: &AdamHyper,
+) -> Result<(), Error> {
+    let slices = AdamSlices {
+        param,
+        grad,
+        moment_1,
+        moment_2,
+    };
+    let scalars = AdamWScalars::new(time, lr, hyper)?;
+    slices.check()?;
+    in_chunks(slices, &|slices| adamw_chunk(slices, &scalars));
+    Ok(())
+}
+
+/// The four slices either step walks.
+struct AdamSlices<'a> {
+    param: &'a mut [f32],
+    grad: &'a [f32],
+    moment_1: &'a mut [f32],
+    moment_2: &'a mut [f32],
+}
+
+impl AdamSlices<'_> {
+    fn check(&self) -> Result<(), Error> {
+        check_numel("grad", self.grad.len(), self.param.len())?;
+        check_numel("moment_1", self.moment_1.len(), self.param.len())?;
+        check_numel("moment_2", self.moment_2.len(), self.param.len())
+    }
+}
+
+impl Lockstep for AdamSlices<'_> {
+    fn numel(&self) -> usize {
+        self.param.len()
+    }
+
+    fn split_at(self, mid: usize) -> (Self, Self) {
+        let (param, param_rest) = self.param.split_at_mut(mid);
+        let (grad, grad_rest) = self.grad.split_at(mid);
+        let (moment_1, moment_1_rest) = self.moment_1.split_at_mut(mid);
+        let (moment_2, moment_2_rest) = self.moment_2.split_at_mut(mid);
+        (
+            Self {
+                param,
+                grad,
+                moment_1,
+                moment_2,
+            },
+            Self {
+                param: param_rest,
+                grad: grad_rest,
+                moment_1: moment_1_rest,
+                moment_2: moment_2_rest,
+            },
+        )
+    }
+}
+
+/// What one Adam step multiplies and adds, each narrowed where Burn narrows it.
+struct AdamScalars {
+    first: bool,
+    lr: f32,
+    beta_1: f32,
+    beta_2: f32,
+    factor_1: f32,
+    factor_2: f32,
+    combined_factor: f32,
+    epsilon: f32,
+    penalty: Option<f32>,
+}
+
+impl AdamScalars {
+    fn new(time: usize, lr: f64, hyper: &AdamHyper) -> Result<Self, Error> {
+        let checked_time = check_hyper(time, lr, hyper)?;
+        let penalty = match hyper.weight_decay {
+            WeightDecay::None => None,
+            WeightDecay::L2(penalty) => Some(penalty),
+            WeightDecay::Decoupled(_) => {
+                return Err(Error::UnsupportedWeightDecay {
+                    optimizer: "adam",
+                    decay: "decoupled",
+                });
+            }
+        };
+        let bias_correction2_sqrt = (1.0 - power(hyper.beta_2, checked_time)).sqrt();
+        Ok(Self {
+            first: time == 1,
+            lr: narrow(lr),
+            beta_1: hyper.beta_1,
+            beta_2: hyper.beta_2,
+            factor_1: 1.0 - hyper.beta_1,
+            factor_2: 1.0 - hyper.beta_2,
+            combined_factor: bias_correction2_sqrt / (1.0 - power(hyper.beta_1, checked_time)),
+            epsilon: hyper.epsilon * bias_correction2_sqrt,
+            penalty,
+        })
+    }
+}
+
+/// What one AdamW step multiplies, divides and adds, each narrowed where Burn narrows it.
+struct AdamWScalars {
+    first: bool,
+    lr: f32,
+    beta_1: f32,
+    beta_2: f32,
+    factor_1: f32,
+    factor_2: f32,
+    correction_1: f32,
+    correction_2: f32,
+    epsilon: f32,
+    /// `None` where Burn does not scale the parameter.
+    retained: Option<f32>,
+}
+
+impl AdamWScalars {
+    fn new(time: usize, lr: f64, hyper: &AdamHyper) -> Result<Self, Error> {
+        let checked_time = check_hyper(time, lr, hyper)?;
+        let decay = match hyper.weight_decay {
+            WeightDecay::None => 0.0,
+            WeightDecay::Decoupled(decay) => decay,
+            WeightDecay::L2(_) => {
+                return Err(Error::UnsupportedWeightDecay {
+                    optimizer: "adamw",
+                    decay: "l2",
+                });
+            }
+        };
+        let decay_rate = lr * f64::from(decay);
+        check_finite("lr * weight_decay", decay_rate)?;
+        Ok(Self {
+            first: time == 1,
+            lr: narrow(lr),
+            beta_1: hyper.beta_1,
+            beta_2: hyper.beta_2,
+            factor_1: 1.0 - hyper.beta_1,
+            factor_2: 1.0 - hyper.beta_2,
+            correction_1: 1.0 - power(hyper.beta_1, checked_time),
+            correction_2: 1.0 - power(hyper.beta_2, checked_time),
+            epsilon: hyper.epsilon,
+            retained: (decay_rate != 0.0).then(|| narrow(1.0 - decay_rate)),
+        })
+    }
+}
+
+fn check_hyper(time: usize, lr: f64, hyper: &AdamHyper) -> Result<i32, Error> {
+    check_finite("lr", lr)?;
+    check_finite("beta_1", f64::from(hyper.beta_1))?;
+    check_finite("beta_2", f64::from(hyper.beta_2))?;
+    check_finite("epsilon", f64::from(hyper.epsilon))?;
+    match hyper.weight_decay {
+        WeightDecay::None => {}
+        WeightDecay::L2(decay) | WeightDecay::Decoupled(decay) => {
+            check_finite("weight_decay", f64::from(decay))?;
+        }
+    }
+    check_time(time)
+}
+
+/// `beta^time`, by the same run-time routine as Burn: never folded at compile time, where another
+/// `powi` may round otherwise.
+pub(crate) fn power(beta: f32, time: i32) -> f32 {
+    std::hint::black_box(beta).powi(std::hint::black_box(time))
+}
+
+// Each kernel picks its loop once, outside: inside there is nothing to branch on.
+
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn adam_chunk(slices: AdamSlices, scalars: &AdamScalars) {
+    match (scalars.first, scalars.penalty) {
+        (true, None) => adam_loop::<true, false>(slices, scalars, 0.0),
+        (true, Some(penalty)) => adam_loop::<true, true>(slices, scalars, penalty),
+        (false, None) => adam_loop::<false, false>(slices, scalars, 0.0),
+        (false, Some(penalty)) => adam_loop::<false, true>(slices, scalars, penalty),
+    }
+}
+
+#[inline(always)]
+fn adam_loop<const FIRST: bool, const L2: bool>(
+    slices: AdamSlices<'_>,
+    s: &AdamScalars,
+    penalty: f32,
+) {
+    let AdamSlices {
+        param,
+        grad,
+        moment_1,
+        moment_2,
+    } = slices;
+    let moments = moment_1.iter_mut().zip(moment_2);
+    for ((param, &grad), (moment_1, moment_2)) in param.iter_mut().zip(grad).zip(moments) {
+        let grad = if L2 { *param * penalty + grad } else { grad };
+        let (m1, m2) = if FIRST {
+            (grad * s.factor_1, grad * grad * s.factor_2)
+        } else {
+            (
+                *moment_1 * s.beta_1 + grad * s.factor_1,
+                *moment_2 * s.beta_2 + grad * grad * s.factor_2,
+            )
+        };
+        let delta = m1 * s.combined_factor / (m2.sqrt() + s.epsilon);
+        *moment_1 = m1;
+        *moment_2 = m2;
+        *param -= delta * s.lr;
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn adamw_chunk(slices: AdamSlices, scalars: &AdamWScalars) {
+    match (scalars.first, scalars.retained) {
+        (true, None) => adamw_loop::<true, false>(slices, scalars, 1.0),
+        (true, Some(retained)) => adamw_loop::<true, true>(slices, scalars, retained),
+        (false, None) => adamw_loop::<false, false>(slices, scalars, 1.0),
+        (false, Some(retained)) => adamw_loop::<false, true>(slices, scalars, retained),
+    }
+}
+
+#[inline(always)]
+fn adamw_loop<const FIRST: bool, const DECAY: bool>(
+    slices: AdamSlices<'_>,
+    s: &AdamWScalars,
+    retained: f32,
+) {
+    let AdamSlices {
+        param,
+        grad,
+        moment_1,
+        moment_2,
+    } = slices;
+    let moments = moment_1.iter_mut().zip(moment_2);
+    for ((param, &grad), (moment_1, moment_2)) in param.iter_mut().zip(grad).zip(moments) {
+        let (m1, m2) = if FIRST {
+            (grad * s.factor_1, grad * grad * s.factor_2)
+        } else {
+            (
+                *moment_1 * s.beta_1 + grad * s.factor_1,
+                *moment_2 * s.beta_2 + grad * grad * s.factor_2,
+            )
+        };
+        let delta = m1 / s.correction_1 / ((m2 / s.correction_2).sqrt() + s.epsilon);
+        let decayed = if DECAY { *param * retained } else { *param };
+        *moment_1 = m1;
+        *moment_2 = m2;
+        *param = decayed - delta * s.lr;
+    }
+}
