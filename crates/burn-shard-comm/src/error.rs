@@ -1,0 +1,322 @@
+//! Everything that can go wrong, with the numbers needed to find out where.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{call::Call, communicator::Collective, dtype::DType};
+
+/// What a collective refuses or how it fails.
+///
+/// *Refusals* happen before anything was sent and leave the group usable; *failures* poison it.
+/// [`Error::is_refusal`] tells which is which. `rank` is the rank that returns the error.
+#[non_exhaustive]
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// Refusal: a group without ranks.
+    #[error("a group needs at least one rank (world_size is 0)")]
+    NoRanks,
+
+    /// Refusal: the mean of integers has no exact result.
+    #[error(
+        "rank {rank}: {collective} cannot take the mean of {dtype} (use sum and divide, or a float dtype)"
+    )]
+    MeanOfIntegers {
+        /// The rank that was refused.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// Its element type.
+        dtype: DType,
+    },
+
+    /// Refusal: no such root.
+    #[error("rank {rank}: broadcast from root {root}, but ranks are 0..{world_size}")]
+    RootOutOfRange {
+        /// The rank that was refused.
+        rank: usize,
+        /// The root it named.
+        root: usize,
+        /// Ranks in the group.
+        world_size: usize,
+    },
+
+    /// Refusal: the root has nothing to send.
+    #[error("rank {rank}: broadcast on the root without an input (the root passes Some(input))")]
+    RootWithoutInput {
+        /// The rank that was refused.
+        rank: usize,
+    },
+
+    /// Refusal: a rank other than the root wants to send.
+    #[error("rank {rank}: broadcast with an input, but root is {root} (only the root passes one)")]
+    InputOutsideRoot {
+        /// The rank that was refused.
+        rank: usize,
+        /// The root it named.
+        root: usize,
+    },
+
+    /// Refusal: a receiver has nowhere to receive.
+    #[error(
+        "rank {rank}: broadcast from root {root} without an output (all but the root pass one)"
+    )]
+    ReceiverWithoutOutput {
+        /// The rank that was refused.
+        rank: usize,
+        /// The root it named.
+        root: usize,
+    },
+
+    /// Refusal: a segment is absent where zeros cannot stand for it.
+    #[error(
+        "rank {rank}: {collective} input segment {segment} is absent (only reductions take absent segments)"
+    )]
+    AbsentSegment {
+        /// The rank that was refused.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// The absent segment.
+        segment: usize,
+    },
+
+    /// Refusal: input and output hold different elements.
+    #[error("rank {rank}: {collective} input is {input}, output is {output}")]
+    DTypeDiffers {
+        /// The rank that was refused.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// Elements of the input.
+        input: DType,
+        /// Elements of the output.
+        output: DType,
+    },
+
+    /// Refusal: input and output have different numbers of segments.
+    #[error("rank {rank}: {collective} input has {input} segments, output has {output}")]
+    SegmentCountDiffers {
+        /// The rank that was refused.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// Segments of the input.
+        input: usize,
+        /// Segments of the output.
+        output: usize,
+    },
+
+    /// Refusal: the lengths of an input and an output segment do not fit each other.
+    #[error(
+        "rank {rank}: {collective} segment {segment} of world size {world_size}: input has {input_numel} elements, output has {output_numel} (one is to be shard_numel of the other for all_gather and reduce_scatter, the same otherwise)"
+    )]
+    NumelDiffers {
+        /// The rank that was refused.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// The segment.
+        segment: usize,
+        /// Ranks in the group.
+        world_size: usize,
+        /// Elements of the input segment.
+        input_numel: usize,
+        /// Elements of the output segment.
+        output_numel: usize,
+    },
+
+    /// Refusal: a segment hands out other bytes than its length says, or badly aligned ones.
+    #[error(
+        "rank {rank}: {collective} segment {segment} should be {numel} {dtype} ({expected_bytes} bytes, aligned), but is {found_bytes} bytes (aligned: {aligned})"
+    )]
+    BadSegment {
+        /// The rank that was refused.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// The segment.
+        segment: usize,
+        /// Its element type.
+        dtype: DType,
+        /// Elements it claims.
+        numel: usize,
+        /// Bytes that many elements have.
+        expected_bytes: usize,
+        /// Bytes it handed out.
+        found_bytes: usize,
+        /// Whether these are aligned to the element.
+        aligned: bool,
+    },
+
+    /// Failure: the ranks did not call the same collective; every rank gets this.
+    #[error("rank {rank}: ranks disagree on collective #{sequence}: {}", describe(.calls))]
+    Mismatch {
+        /// The rank that returns the error.
+        rank: usize,
+        /// Number of the collective.
+        sequence: u64,
+        /// What each rank called, in rank order.
+        calls: Arc<[Call]>,
+    },
+
+    /// Failure: some ranks did not arrive in time.
+    #[error("rank {rank}: {collective} #{sequence} waited {waited:?} for ranks {missing:?}")]
+    Deadline {
+        /// The rank that returns the error.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// Number of the collective.
+        sequence: u64,
+        /// How long it waited.
+        waited: Duration,
+        /// Ranks that had not arrived.
+        missing: Vec<usize>,
+    },
+
+    /// Failure: some ranks have left the group and will never arrive.
+    #[error(
+        "rank {rank}: {collective} #{sequence} cannot complete, ranks {missing:?} have left the group (returned, or dropped their handles)"
+    )]
+    RankLeft {
+        /// The rank that returns the error.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// Number of the collective.
+        sequence: u64,
+        /// Ranks that left without taking part.
+        missing: Vec<usize>,
+    },
+
+    /// Failure: the group was poisoned while this rank waited.
+    #[error(
+        "rank {rank}: {collective} #{sequence} was interrupted while waiting for ranks {missing:?}: {cause}"
+    )]
+    Interrupted {
+        /// The rank that returns the error.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// Number of the collective.
+        sequence: u64,
+        /// Ranks that had not arrived.
+        missing: Vec<usize>,
+        /// What poisoned the group.
+        #[source]
+        cause: Arc<Error>,
+    },
+
+    /// Failure: a rank called [`abort`](crate::Communicator::abort).
+    #[error("rank {rank} aborted: {reason}")]
+    Aborted {
+        /// The rank that aborted.
+        rank: usize,
+        /// Why.
+        reason: String,
+    },
+
+    /// Failure: a rank panicked.
+    #[error("rank {rank} panicked: {message}")]
+    RankPanicked {
+        /// The rank that panicked.
+        rank: usize,
+        /// What it said.
+        message: String,
+    },
+
+    /// Failure: [`Recording`](crate::Recording) was told to fail this call.
+    #[error("rank {rank}: call {call} ({collective}) fails as it was told to")]
+    Injected {
+        /// The rank that fails.
+        rank: usize,
+        /// Number of the call on that rank, from 0.
+        call: u64,
+        /// What it called.
+        collective: Collective,
+    },
+
+    /// Failure: the threads of a rank could not be started.
+    #[error("rank {rank}: cannot start {threads} threads: {message}")]
+    Threads {
+        /// The rank without threads.
+        rank: usize,
+        /// How many it was to have.
+        threads: usize,
+        /// What the thread pool said.
+        message: String,
+    },
+
+    /// Failure: the group was poisoned before this call.
+    #[error("rank {rank}: {collective} in a poisoned group: {cause}")]
+    Poisoned {
+        /// The rank that returns the error.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// What poisoned the group.
+        #[source]
+        cause: Arc<Error>,
+    },
+}
+
+impl Error {
+    /// Whether the group is as usable as before.
+    #[must_use]
+    pub const fn is_refusal(&self) -> bool {
+        match self {
+            Self::NoRanks
+            | Self::MeanOfIntegers { .. }
+            | Self::RootOutOfRange { .. }
+            | Self::RootWithoutInput { .. }
+            | Self::InputOutsideRoot { .. }
+            | Self::ReceiverWithoutOutput { .. }
+            | Self::AbsentSegment { .. }
+            | Self::DTypeDiffers { .. }
+            | Self::SegmentCountDiffers { .. }
+            | Self::NumelDiffers { .. }
+            | Self::BadSegment { .. } => true,
+            Self::Mismatch { .. }
+            | Self::Deadline { .. }
+            | Self::RankLeft { .. }
+            | Self::Interrupted { .. }
+            | Self::Aborted { .. }
+            | Self::RankPanicked { .. }
+            | Self::Injected { .. }
+            | Self::Threads { .. }
+            | Self::Poisoned { .. } => false,
+        }
+    }
+
+    /// The error this one follows from, or itself: what poisoned the group.
+    #[must_use]
+    pub fn root_cause(&self) -> &Self {
+        let mut error = self;
+        while let Self::Interrupted { cause, .. } | Self::Poisoned { cause, .. } = error {
+            error = cause;
+        }
+        error
+    }
+
+    /// The rank on which a failure began, if it began on one.
+    pub(crate) const fn origin(&self) -> Option<usize> {
+        if let Self::Deadline { rank, .. }
+        | Self::RankLeft { rank, .. }
+        | Self::Aborted { rank, .. }
+        | Self::RankPanicked { rank, .. }
+        | Self::Injected { rank, .. } = self
+        {
+            Some(*rank)
+        } else {
+            None
+        }
+    }
+}
+
+fn describe(calls: &[Call]) -> String {
+    let parts: Vec<String> = calls
+        .iter()
+        .enumerate()
+        .map(|(rank, call)| format!("rank {rank}: {call}"))
+        .collect();
+    parts.join("; ")
+}

@@ -1,0 +1,287 @@
+//! The reference communicator: ranks are threads of one process.
+//!
+//! Collectives read the peers' buffers directly, so the only copies are the results. How ranks meet
+//! is told in `hub.rs`, how threads are started in `spawn.rs`.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+
+use crate::{
+    call::{Call, Caller, shard_range},
+    communicator::{Collective, Communicator, ReduceOp, Work, shard_numel},
+    error::Error,
+    hub::{Hub, Input, Outcome, Slot, Waiter},
+    parallel,
+    reduce::reduce,
+    segments::{Segments, SegmentsMut},
+    traffic::Traffic,
+};
+
+/// How long ranks wait for each other unless told otherwise.
+pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_secs(5 * 60);
+
+/// One rank of a group of threads.
+#[derive(Debug)]
+pub(crate) struct LocalCommunicator {
+    hub: Arc<Hub>,
+    rank: usize,
+    deadline: Mutex<Duration>,
+    traffic: Mutex<Traffic>,
+}
+
+impl LocalCommunicator {
+    pub(crate) fn new(hub: Arc<Hub>, rank: usize, deadline: Duration) -> Self {
+        Self {
+            hub,
+            rank,
+            deadline: Mutex::new(deadline),
+            traffic: Mutex::default(),
+        }
+    }
+
+    fn caller(&self) -> Caller {
+        Caller {
+            rank: self.rank,
+            world_size: self.world_size(),
+        }
+    }
+
+    fn post(&self, call: Call, input: Input) -> Result<Posted, Error> {
+        let slot = self.hub.post(self.rank, call.clone(), input)?;
+        self.traffic
+            .lock()
+            .record(&call, self.rank, self.world_size());
+        let deadline = self.deadline();
+        Ok(Posted {
+            hub: Arc::clone(&self.hub),
+            caller: self.caller(),
+            call,
+            slot,
+            deadline,
+        })
+    }
+}
+
+impl Drop for LocalCommunicator {
+    fn drop(&mut self) {
+        self.hub.leave(self.rank);
+    }
+}
+
+impl Communicator for LocalCommunicator {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.hub.world_size()
+    }
+
+    fn deadline(&self) -> Duration {
+        *self.deadline.lock()
+    }
+
+    fn set_deadline(&self, deadline: Duration) {
+        *self.deadline.lock() = deadline;
+    }
+
+    fn all_gather(
+        &self,
+        input: Arc<dyn Segments>,
+        output: &mut dyn SegmentsMut,
+    ) -> Result<(), Error> {
+        let call = self.caller().all_gather(&*input, output)?;
+        let posted = self.post(call, Some(input))?;
+        let inputs = posted.exchanged()?;
+        for segment in 0..output.count() {
+            let mut rest = output.bytes_mut(segment);
+            for input in inputs {
+                let source = bytes_of(input, segment).expect("all_gather inputs should be present");
+                let (part, later) = rest.split_at_mut(source.len().min(rest.len()));
+                parallel::copy(&source[..part.len()], part);
+                rest = later;
+            }
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        input: Arc<dyn Segments>,
+        op: ReduceOp,
+    ) -> Result<Box<dyn Work>, Error> {
+        let call = self
+            .caller()
+            .reduction(Collective::ReduceScatter, &*input, op)?;
+        Ok(Box::new(ReduceScatter {
+            posted: self.post(call, Some(input))?,
+            op,
+        }))
+    }
+
+    fn all_reduce(&self, input: Arc<dyn Segments>, op: ReduceOp) -> Result<Box<dyn Work>, Error> {
+        let call = self
+            .caller()
+            .reduction(Collective::AllReduce, &*input, op)?;
+        Ok(Box::new(AllReduce {
+            posted: self.post(call, Some(input))?,
+        }))
+    }
+
+    fn broadcast(
+        &self,
+        input: Option<Arc<dyn Segments>>,
+        output: Option<&mut dyn SegmentsMut>,
+        root: usize,
+    ) -> Result<(), Error> {
+        let mut output = output;
+        let call = self
+            .caller()
+            .broadcast(input.as_deref(), output.as_deref_mut(), root)?;
+        let posted = self.post(call, input)?;
+        let inputs = posted.exchanged()?;
+        if let Some(output) = output {
+            for segment in 0..output.count() {
+                let source =
+                    bytes_of(&inputs[root], segment).expect("a root's input should be present");
+                parallel::copy(source, output.bytes_mut(segment));
+            }
+        }
+        Ok(())
+    }
+
+    fn barrier(&self) -> Result<(), Error> {
+        self.post(Caller::barrier(), None)?.outcome().map(drop)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.hub.fail(Error::Aborted {
+            rank: self.rank,
+            reason: reason.to_owned(),
+        });
+    }
+
+    fn traffic(&self) -> Traffic {
+        *self.traffic.lock()
+    }
+}
+
+fn bytes_of(input: &Input, segment: usize) -> Option<&[u8]> {
+    input.as_ref().and_then(|input| input.bytes(segment))
+}
+
+/// A collective this rank has posted.
+struct Posted {
+    hub: Arc<Hub>,
+    caller: Caller,
+    call: Call,
+    slot: Arc<Slot>,
+    deadline: Duration,
+}
+
+impl Posted {
+    fn waiter(&self) -> Waiter {
+        let (rank, collective) = (self.caller.rank, self.call.collective);
+        Waiter {
+            rank,
+            collective,
+            deadline: self.deadline,
+        }
+    }
+
+    fn outcome(&self) -> Result<&Outcome, Error> {
+        self.hub.wait(&self.slot, self.waiter())
+    }
+
+    fn exchanged(&self) -> Result<&[Input], Error> {
+        self.outcome().map(|outcome| match outcome {
+            Outcome::Exchanged(inputs) => inputs.as_slice(),
+            Outcome::Pieces(_) | Outcome::Mismatch(_) => &[],
+        })
+    }
+}
+
+struct ReduceScatter {
+    posted: Posted,
+    op: ReduceOp,
+}
+
+impl Work for ReduceScatter {
+    fn is_ready(&self) -> bool {
+        self.posted.hub.is_ready(&self.posted.slot)
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        self.posted.outcome().map(drop)
+    }
+
+    fn finish(self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
+        let Posted { caller, call, .. } = &self.posted;
+        let Caller { rank, world_size } = *caller;
+        let inputs = self.posted.exchanged()?;
+        caller.reduction_output(call, output)?;
+        let dtype = output.dtype();
+        let size_bytes = dtype.size_bytes();
+        for (segment, &numel) in call.numels.iter().enumerate() {
+            let own = shard_range(numel, rank, world_size);
+            debug_assert!(own.len() <= shard_numel(numel, world_size));
+            let sources: Vec<Option<&[u8]>> = inputs
+                .iter()
+                .map(|input| {
+                    bytes_of(input, segment)
+                        .map(|bytes| &bytes[own.start * size_bytes..own.end * size_bytes])
+                })
+                .collect();
+            let (result, padding) = output
+                .bytes_mut(segment)
+                .split_at_mut(own.len() * size_bytes);
+            parallel::for_parts(result, |offset, part| {
+                let sources: Vec<Option<&[u8]>> = sources
+                    .iter()
+                    .map(|source| source.map(|bytes| &bytes[offset..offset + part.len()]))
+                    .collect();
+                reduce(dtype, self.op, &sources, part);
+            });
+            padding.fill(0);
+        }
+        Ok(())
+    }
+}
+
+struct AllReduce {
+    posted: Posted,
+}
+
+impl Work for AllReduce {
+    fn is_ready(&self) -> bool {
+        self.posted.hub.is_ready(&self.posted.slot)
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        let posted = &self.posted;
+        if let Outcome::Pieces(pieces) = posted.outcome()? {
+            if pieces.released() {
+                return Ok(());
+            }
+            if pieces.work(posted.caller.rank) {
+                posted.hub.wake();
+            } else {
+                posted
+                    .hub
+                    .wait_for_pieces(&posted.slot, pieces, posted.waiter())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
+        self.wait()?;
+        let posted = &self.posted;
+        posted.caller.reduction_output(&posted.call, output)?;
+        if let Outcome::Pieces(pieces) = posted.outcome()? {
+            pieces.copy_out(output);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,261 @@
+//! A communicator around another: notes every call, delays it, fails one of them.
+//!
+//! For tests and traces. Nothing here changes a result.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use parking_lot::Mutex;
+
+use crate::{
+    call::{Call, Caller},
+    communicator::{Collective, Communicator, ReduceOp, Work},
+    error::Error,
+    segments::{Segments, SegmentsMut},
+    traffic::Traffic,
+};
+
+/// Wraps a communicator; see the examples.
+///
+/// # Examples
+///
+/// ```
+/// # use std::{sync::Arc, time::Duration};
+/// # use burn_shard_comm::{Collective, Error, ProcessGroup, Recording, ReduceOp};
+/// # fn main() -> Result<(), Error> {
+/// ProcessGroup::spawn(2, |group| -> Result<(), Error> {
+///     let recording = Arc::new(
+///         Recording::new(Arc::clone(group.communicator()))
+///             .with_delays(7, Duration::from_millis(1)),
+///     );
+///     let group = ProcessGroup::new(recording.clone());
+///     group.all_reduce(&mut [1.0f32; 3], ReduceOp::Mean)?;
+///     assert_eq!(recording.count(Collective::AllReduce), 1);
+///     assert_eq!(recording.calls()[0].to_string(), "all_reduce f32 mean [3]");
+///     Ok(())
+/// })?
+/// .into_iter()
+/// .collect()
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Recording {
+    inner: Arc<dyn Communicator>,
+    delays: Option<Arc<Delays>>,
+    fail_call: Option<u64>,
+    calls: Mutex<Vec<Call>>,
+}
+
+impl Recording {
+    /// Notes calls, and neither delays nor fails any.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Communicator>) -> Self {
+        Self {
+            inner,
+            delays: None,
+            fail_call: None,
+            calls: Mutex::default(),
+        }
+    }
+
+    /// Sleeps before each call and each wait, for a random time up to `longest`.
+    ///
+    /// The times follow from `seed` and the rank, so that ranks with one seed differ.
+    #[must_use]
+    pub fn with_delays(mut self, seed: u64, longest: Duration) -> Self {
+        let seed = seed ^ (self.inner.rank() as u64 + 1).wrapping_mul(0xd134_2543_de82_ef95);
+        self.delays = Some(Arc::new(Delays {
+            state: Mutex::new(seed),
+            longest,
+        }));
+        self
+    }
+
+    /// Fails the call with this number, counted from 0 on this rank, and aborts the group.
+    #[must_use]
+    pub fn fail_call(mut self, call: u64) -> Self {
+        self.fail_call = Some(call);
+        self
+    }
+
+    /// What this rank has called, in order; refused calls are left out, failed ones are not.
+    #[must_use]
+    pub fn calls(&self) -> Vec<Call> {
+        self.calls.lock().clone()
+    }
+
+    /// How many calls of one kind there were.
+    #[must_use]
+    pub fn count(&self, collective: Collective) -> usize {
+        self.calls
+            .lock()
+            .iter()
+            .filter(|call| call.collective == collective)
+            .count()
+    }
+
+    /// Forgets the calls so far; their numbers, for [`Recording::fail_call`], start again.
+    pub fn clear(&self) {
+        self.calls.lock().clear();
+    }
+
+    fn caller(&self) -> Caller {
+        Caller {
+            rank: self.rank(),
+            world_size: self.world_size(),
+        }
+    }
+
+    fn note(&self, call: Call) -> Result<(), Error> {
+        if let Some(delays) = &self.delays {
+            delays.sleep();
+        }
+        let collective = call.collective;
+        let number = {
+            let mut calls = self.calls.lock();
+            calls.push(call);
+            calls.len() as u64 - 1
+        };
+        if self.fail_call == Some(number) {
+            let error = Error::Injected {
+                rank: self.rank(),
+                call: number,
+                collective,
+            };
+            self.inner.abort(&error.to_string());
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn delayed(&self, work: Box<dyn Work>) -> Box<dyn Work> {
+        match &self.delays {
+            Some(delays) => Box::new(Delayed {
+                work,
+                delays: Arc::clone(delays),
+            }),
+            None => work,
+        }
+    }
+}
+
+impl Communicator for Recording {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    fn deadline(&self) -> Duration {
+        self.inner.deadline()
+    }
+
+    fn set_deadline(&self, deadline: Duration) {
+        self.inner.set_deadline(deadline);
+    }
+
+    fn all_gather(
+        &self,
+        input: Arc<dyn Segments>,
+        output: &mut dyn SegmentsMut,
+    ) -> Result<(), Error> {
+        self.note(self.caller().all_gather(&*input, output)?)?;
+        self.inner.all_gather(input, output)
+    }
+
+    fn reduce_scatter(
+        &self,
+        input: Arc<dyn Segments>,
+        op: ReduceOp,
+    ) -> Result<Box<dyn Work>, Error> {
+        self.note(
+            self.caller()
+                .reduction(Collective::ReduceScatter, &*input, op)?,
+        )?;
+        self.inner
+            .reduce_scatter(input, op)
+            .map(|work| self.delayed(work))
+    }
+
+    fn all_reduce(&self, input: Arc<dyn Segments>, op: ReduceOp) -> Result<Box<dyn Work>, Error> {
+        self.note(
+            self.caller()
+                .reduction(Collective::AllReduce, &*input, op)?,
+        )?;
+        self.inner
+            .all_reduce(input, op)
+            .map(|work| self.delayed(work))
+    }
+
+    fn broadcast(
+        &self,
+        input: Option<Arc<dyn Segments>>,
+        output: Option<&mut dyn SegmentsMut>,
+        root: usize,
+    ) -> Result<(), Error> {
+        let mut output = output;
+        self.note(
+            self.caller()
+                .broadcast(input.as_deref(), output.as_deref_mut(), root)?,
+        )?;
+        self.inner.broadcast(input, output, root)
+    }
+
+    fn barrier(&self) -> Result<(), Error> {
+        self.note(Caller::barrier())?;
+        self.inner.barrier()
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
+    }
+}
+
+#[derive(Debug)]
+struct Delays {
+    state: Mutex<u64>,
+    longest: Duration,
+}
+
+impl Delays {
+    fn sleep(&self) {
+        // splitmix64
+        let mut state = self.state.lock();
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = *state;
+        drop(state);
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^= bits >> 31;
+        thread::sleep(
+            self.longest
+                .mul_f64((bits >> 11) as f64 / (1u64 << 53) as f64),
+        );
+    }
+}
+
+struct Delayed {
+    work: Box<dyn Work>,
+    delays: Arc<Delays>,
+}
+
+impl Work for Delayed {
+    fn is_ready(&self) -> bool {
+        self.work.is_ready()
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        self.delays.sleep();
+        self.work.wait()
+    }
+
+    fn finish(self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
+        self.delays.sleep();
+        self.work.finish(output)
+    }
+}

@@ -1,0 +1,134 @@
+//! Lists of buffers that a collective reads and writes.
+//!
+//! A collective works on a *list* of segments, so that several parameters travel in one call without
+//! being copied into one buffer first. Inputs are owned and immutable ([`Segments`], shared by
+//! `Arc`), because other ranks may read them for as long as the collective is in flight; outputs are
+//! plain borrows ([`SegmentsMut`]), because only their own rank touches them.
+
+use std::fmt;
+
+use crate::dtype::{DType, Element};
+
+/// Buffers that other ranks may read while a collective is in flight. Owned, immutable, shared by
+/// `Arc`.
+///
+/// `bytes(i)` has to return the same `numel(i) * dtype().size_bytes()` bytes each time, and for
+/// collectives that reduce it has to be aligned to the element.
+pub trait Segments: Send + Sync {
+    /// Element type of every segment.
+    fn dtype(&self) -> DType;
+    /// Number of segments.
+    fn count(&self) -> usize;
+    /// Elements of segment `index`.
+    fn numel(&self, index: usize) -> usize;
+    /// Bytes of segment `index`; `None`: this rank contributes zeros (collectives that reduce only).
+    fn bytes(&self, index: usize) -> Option<&[u8]>;
+}
+
+/// Buffers that a collective writes on their own rank.
+pub trait SegmentsMut {
+    /// Element type of every segment.
+    fn dtype(&self) -> DType;
+    /// Number of segments.
+    fn count(&self) -> usize;
+    /// Elements of segment `index`.
+    fn numel(&self, index: usize) -> usize;
+    /// Bytes of segment `index`, `numel(index) * dtype().size_bytes()` of them.
+    fn bytes_mut(&mut self, index: usize) -> &mut [u8];
+}
+
+/// Segments that own their elements; input and output alike.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OwnedSegments<T>(pub Vec<Vec<T>>);
+
+impl<T: Element> Segments for OwnedSegments<T> {
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn numel(&self, index: usize) -> usize {
+        self.0[index].len()
+    }
+    fn bytes(&self, index: usize) -> Option<&[u8]> {
+        Some(bytemuck::cast_slice(&self.0[index]))
+    }
+}
+
+impl<T: Element> SegmentsMut for OwnedSegments<T> {
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn numel(&self, index: usize) -> usize {
+        self.0[index].len()
+    }
+    fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.0[index])
+    }
+}
+
+/// Owned segments some of which are absent: their rank contributes zeros without storing them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MaybeSegment<T> {
+    /// These elements.
+    Present(Vec<T>),
+    /// As many zeros, not stored.
+    Absent {
+        /// Elements the segment would have.
+        numel: usize,
+    },
+}
+
+/// A list of [`MaybeSegment`]; an input of collectives that reduce.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SparseSegments<T>(pub Vec<MaybeSegment<T>>);
+
+impl<T: Element> Segments for SparseSegments<T> {
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn numel(&self, index: usize) -> usize {
+        match &self.0[index] {
+            MaybeSegment::Present(elements) => elements.len(),
+            MaybeSegment::Absent { numel } => *numel,
+        }
+    }
+    fn bytes(&self, index: usize) -> Option<&[u8]> {
+        match &self.0[index] {
+            MaybeSegment::Present(elements) => Some(bytemuck::cast_slice(elements)),
+            MaybeSegment::Absent { .. } => None,
+        }
+    }
+}
+
+/// Output into a list of disjoint slices.
+pub struct SlicesMut<'a, T>(pub Vec<&'a mut [T]>);
+
+impl<T: Element> SegmentsMut for SlicesMut<'_, T> {
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn numel(&self, index: usize) -> usize {
+        self.0[index].len()
+    }
+    fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
+        bytemuck::cast_slice_mut(self.0[index])
+    }
+}
+
+impl<T> fmt::Debug for SlicesMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numels: Vec<usize> = self.0.iter().map(|slice| slice.len()).collect();
+        f.debug_tuple("SlicesMut").field(&numels).finish()
+    }
+}
