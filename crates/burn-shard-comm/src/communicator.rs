@@ -204,7 +204,8 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// # Memory
     ///
     /// One scratch copy of the result for the whole group, until the slowest rank has finished or
-    /// dropped its [`Work`]. Inputs are released by the time [`Work::wait`] returns.
+    /// dropped its [`Work`]; a backend may keep some of it for the next (ranks as threads: up to
+    /// 64 MiB per group). Inputs are released by the time [`Work::wait`] returns.
     ///
     /// # Errors
     ///

@@ -14,13 +14,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use crate::{
     call::Call,
     communicator::{Collective, ReduceOp},
     error::Error,
-    pieces::Pieces,
+    pieces::{Pieces, Shelf},
     segments::Segments,
 };
 
@@ -32,6 +32,7 @@ pub(crate) struct Hub {
     state: Mutex<State>,
     /// Signalled when an outcome is published, inputs are released, a rank leaves or the group fails.
     changed: Condvar,
+    shelf: Arc<Shelf>,
 }
 
 struct State {
@@ -79,6 +80,7 @@ impl Hub {
                 panics: Vec::new(),
             }),
             changed: Condvar::new(),
+            shelf: Arc::default(),
         })
     }
 
@@ -108,138 +110,153 @@ impl Hub {
         });
         let slot = Arc::clone(&open.slot);
         open.posts[rank] = Some((call, input));
+        let mut released = Vec::new();
         if open.posts.iter().all(Option::is_some) {
             let posts = state
                 .open
                 .remove(&sequence)
                 .map(|open| open.posts)
                 .unwrap_or_default();
-            self.publish(&mut state, &slot, posts.into_iter().flatten().collect());
+            released = self.publish(&mut state, &slot, posts.into_iter().flatten().collect());
         }
+        drop(state);
+        drop(released);
         Ok(slot)
     }
 
-    /// Compares what all ranks posted and wakes those that wait.
-    fn publish(&self, state: &mut State, slot: &Slot, posts: Vec<(Call, Input)>) {
-        let (calls, inputs): (Vec<Call>, Vec<Input>) = posts.into_iter().unzip();
+    /// Compares what all ranks posted and wakes those that wait; returns inputs nobody will read.
+    #[must_use]
+    fn publish(&self, state: &mut State, slot: &Slot, posts: Vec<(Call, Input)>) -> Vec<Input> {
+        let (calls, mut inputs): (Vec<Call>, Vec<Input>) = posts.into_iter().unzip();
         let outcome = if calls.iter().any(|call| *call != calls[0]) {
             let calls: Arc<[Call]> = calls.into();
-            let (sequence, calls_of_cause) = (slot.sequence, Arc::clone(&calls));
-            // The rank of this copy of the error is the one that completed the slot: nobody's fault.
-            let rank = 0;
-            self.fail_locked(
-                state,
-                Error::Mismatch {
-                    rank,
-                    sequence,
-                    calls: calls_of_cause,
-                },
-            );
+            // The rank of this copy, which later calls see as their cause, means nothing.
+            let cause = Error::Mismatch {
+                rank: 0,
+                sequence: slot.sequence,
+                calls: Arc::clone(&calls),
+            };
+            inputs.extend(self.fail_locked(state, cause));
             Outcome::Mismatch(calls)
         } else if calls[0].collective == Collective::AllReduce {
             let op = calls[0].op.unwrap_or(ReduceOp::Sum);
-            Outcome::Pieces(Pieces::new(&calls[0], op, inputs))
+            Outcome::Pieces(Pieces::new(
+                &calls[0],
+                op,
+                std::mem::take(&mut inputs),
+                &self.shelf,
+            ))
         } else {
-            Outcome::Exchanged(inputs)
+            Outcome::Exchanged(std::mem::take(&mut inputs))
         };
         let first = slot.outcome.set(outcome).is_ok();
         debug_assert!(first, "a slot should be published once");
         self.changed.notify_all();
+        inputs
     }
 
     /// Waits until every rank has posted to `slot`.
     pub(crate) fn wait<'a>(&self, slot: &'a Slot, waiter: Waiter) -> Result<&'a Outcome, Error> {
-        let state = self.state.lock();
-        self.wait_locked(
-            state,
-            slot.sequence,
+        let outcome = self.wait_until(
+            slot,
             waiter,
             || slot.outcome.get(),
-            |state| state.missing(slot.sequence),
-        )
-        .and_then(|outcome| match outcome {
+            |state| Pending {
+                missing: state.missing(slot.sequence),
+                hopeless: state.failure.is_some(),
+            },
+        )?;
+        match outcome {
             Outcome::Mismatch(calls) => Err(Error::Mismatch {
                 rank: waiter.rank,
                 sequence: slot.sequence,
                 calls: Arc::clone(calls),
             }),
             Outcome::Exchanged(_) | Outcome::Pieces(_) => Ok(outcome),
-        })
+        }
     }
 
     /// Waits until the ranks that reduce `pieces` are done.
+    ///
+    /// They wait for nobody, so a failure elsewhere is no reason to give up.
     pub(crate) fn wait_for_pieces(
         &self,
         slot: &Slot,
         pieces: &Pieces,
         waiter: Waiter,
     ) -> Result<(), Error> {
-        let state = self.state.lock();
-        self.wait_locked(
-            state,
-            slot.sequence,
+        self.wait_until(
+            slot,
             waiter,
             || pieces.released().then_some(()),
-            |_| pieces.workers(),
+            |_| Pending {
+                missing: pieces.workers(),
+                hopeless: false,
+            },
         )
     }
 
-    fn wait_locked<T>(
+    fn wait_until<T>(
         &self,
-        mut state: MutexGuard<'_, State>,
-        sequence: u64,
+        slot: &Slot,
         waiter: Waiter,
         done: impl Fn() -> Option<T>,
-        missing: impl Fn(&State) -> Vec<usize>,
+        pending: impl Fn(&State) -> Pending,
     ) -> Result<T, Error> {
         let Waiter {
             rank,
             collective,
             deadline,
         } = waiter;
+        let sequence = slot.sequence;
         let start = Instant::now();
         let limit = start.checked_add(deadline);
+        let mut state = self.state.lock();
         loop {
             if let Some(value) = done() {
                 return Ok(value);
             }
-            let missing = missing(&state);
-            if let Some(cause) = &state.failure {
-                let cause = Arc::clone(cause);
-                return Err(Error::Interrupted {
-                    rank,
-                    collective,
-                    sequence,
-                    missing,
-                    cause,
-                });
-            }
+            let Pending { missing, hopeless } = pending(&state);
             let left: Vec<usize> = missing.iter().copied().filter(|&r| state.left[r]).collect();
-            let error = if !left.is_empty() {
-                Error::RankLeft {
+            let late = limit.is_some_and(|limit| Instant::now() >= limit);
+            let error = match &state.failure {
+                Some(cause) if hopeless || !left.is_empty() || late => {
+                    let cause = Arc::clone(cause);
+                    return Err(Error::Interrupted {
+                        rank,
+                        collective,
+                        sequence,
+                        missing,
+                        cause,
+                    });
+                }
+                _ if !left.is_empty() => Error::RankLeft {
                     rank,
                     collective,
                     sequence,
                     missing: left,
-                }
-            } else if limit.is_some_and(|limit| Instant::now() >= limit) {
-                Error::Deadline {
-                    rank,
-                    collective,
-                    sequence,
-                    waited: start.elapsed(),
-                    missing,
-                }
-            } else {
-                match limit {
-                    Some(limit) => {
-                        self.changed.wait_until(&mut state, limit);
+                },
+                _ if late => {
+                    let waited = start.elapsed();
+                    Error::Deadline {
+                        rank,
+                        collective,
+                        sequence,
+                        waited,
+                        missing,
                     }
-                    None => self.changed.wait(&mut state),
                 }
-                continue;
+                _ => {
+                    match limit {
+                        Some(limit) => drop(self.changed.wait_until(&mut state, limit)),
+                        None => self.changed.wait(&mut state),
+                    }
+                    continue;
+                }
             };
-            self.fail_locked(&mut state, error.clone());
+            let released = self.fail_locked(&mut state, error.clone());
+            drop(state);
+            drop(released);
             return Err(error);
         }
     }
@@ -272,7 +289,10 @@ impl Hub {
 
     /// Poisons the group, unless it is already.
     pub(crate) fn fail(&self, error: Error) {
-        self.fail_locked(&mut self.state.lock(), error);
+        let mut state = self.state.lock();
+        let released = self.fail_locked(&mut state, error);
+        drop(state);
+        drop(released);
     }
 
     /// Poisons the group because `rank` panicked.
@@ -280,22 +300,28 @@ impl Hub {
         let mut state = self.state.lock();
         state.panics.push((rank, message.clone()));
         state.left[rank] = true;
-        self.fail_locked(&mut state, Error::RankPanicked { rank, message });
+        let released = self.fail_locked(&mut state, Error::RankPanicked { rank, message });
+        drop(state);
+        drop(released);
     }
 
-    fn fail_locked(&self, state: &mut State, error: Error) {
+    /// Poisons the group, unless it is already; returns inputs nobody will read.
+    ///
+    /// They are to be dropped after the lock: what they own may itself want to leave the group.
+    #[must_use]
+    fn fail_locked(&self, state: &mut State, error: Error) -> Vec<Input> {
+        let mut released = Vec::new();
         if state.failure.is_none() {
             state.failure = Some(Arc::new(error));
             // Nobody will complete these: let go of the buffers, keep who had arrived.
-            for (_, input) in state
+            let posts = state
                 .open
                 .values_mut()
-                .flat_map(|open| open.posts.iter_mut().flatten())
-            {
-                *input = None;
-            }
+                .flat_map(|open| open.posts.iter_mut().flatten());
+            released.extend(posts.map(|(_, input)| input.take()));
         }
         self.changed.notify_all();
+        released
     }
 
     /// The panic that explains the others: that of the rank on which the failure began, or the first.
@@ -319,6 +345,14 @@ impl State {
                 .collect()
         })
     }
+}
+
+/// Why a waiter has to go on waiting.
+struct Pending {
+    /// The ranks it waits for.
+    missing: Vec<usize>,
+    /// Whether they will never be done.
+    hopeless: bool,
 }
 
 /// Who waits, for what, how long.

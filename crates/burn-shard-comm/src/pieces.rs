@@ -26,6 +26,9 @@ use crate::{
 /// Bytes of one piece: enough to hide the claim, few enough to share the work evenly.
 const PIECE_BYTES: usize = 256 << 10;
 
+/// Bytes a group keeps for later pieces.
+pub(crate) const KEPT_BYTES: usize = 64 << 20;
+
 pub(crate) struct Pieces {
     dtype: DType,
     op: ReduceOp,
@@ -34,10 +37,42 @@ pub(crate) struct Pieces {
     /// Elements per piece.
     piece_numel: usize,
     next: AtomicUsize,
-    /// Results, in `u64`s to be aligned for every element.
-    results: Vec<OnceLock<Vec<u64>>>,
+    results: Vec<OnceLock<Scratch>>,
+    shelf: Arc<Shelf>,
     desk: Mutex<Desk>,
     released: AtomicBool,
+}
+
+/// The memory of one piece, in `u64`s to be aligned for every element.
+type Scratch = Vec<u64>;
+
+/// Memory of pieces that were copied out, kept for the next: fresh pages cost more than the sums.
+#[derive(Default)]
+pub(crate) struct Shelf {
+    kept: Mutex<Vec<Scratch>>,
+}
+
+impl Shelf {
+    /// At least `bytes` of memory, with anything in it.
+    fn take(&self, bytes: usize) -> Scratch {
+        if bytes < PIECE_BYTES {
+            return vec![0; bytes.div_ceil(8)];
+        }
+        self.kept
+            .lock()
+            .pop()
+            .unwrap_or_else(|| vec![0; PIECE_BYTES / 8])
+    }
+
+    fn give_back(&self, scratch: impl Iterator<Item = Scratch>) {
+        let mut kept = self.kept.lock();
+        let room = (KEPT_BYTES / PIECE_BYTES).saturating_sub(kept.len());
+        kept.extend(
+            scratch
+                .filter(|scratch| scratch.len() * 8 == PIECE_BYTES)
+                .take(room),
+        );
+    }
 }
 
 struct Desk {
@@ -56,7 +91,7 @@ struct Span {
 }
 
 impl Pieces {
-    pub(crate) fn new(call: &Call, op: ReduceOp, inputs: Vec<Input>) -> Self {
+    pub(crate) fn new(call: &Call, op: ReduceOp, inputs: Vec<Input>, shelf: &Arc<Shelf>) -> Self {
         let dtype = call.dtype.unwrap_or(DType::U8);
         let mut starts = vec![0];
         let mut total = 0;
@@ -75,6 +110,7 @@ impl Pieces {
             piece_numel,
             next: AtomicUsize::new(0),
             results,
+            shelf: Arc::clone(shelf),
             desk: Mutex::new(Desk {
                 workers: Vec::new(),
                 inputs: Some(Arc::new(inputs)),
@@ -123,8 +159,14 @@ impl Pieces {
         if let Some(index) = desk.workers.iter().position(|&worker| worker == rank) {
             desk.workers.swap_remove(index);
         }
-        // Every piece is claimed by now; without workers, every claimed one is done as well.
-        let last = desk.workers.is_empty() && desk.inputs.take().is_some();
+        if !desk.workers.is_empty() {
+            return false;
+        }
+        // Every piece is claimed by now; as nobody is at work, every claimed one is done as well.
+        let inputs = desk.inputs.take();
+        drop(desk);
+        let last = inputs.is_some();
+        drop(inputs);
         if last {
             self.released.store(true, Ordering::Release);
         }
@@ -142,10 +184,10 @@ impl Pieces {
         }
     }
 
-    fn reduce_piece(&self, index: usize, inputs: &[Input]) -> Vec<u64> {
+    fn reduce_piece(&self, index: usize, inputs: &[Input]) -> Scratch {
         let size_bytes = self.dtype.size_bytes();
         let piece = self.piece_range(index);
-        let mut result = vec![0u64; (piece.len() * size_bytes).div_ceil(8)];
+        let mut result = self.shelf.take(piece.len() * size_bytes);
         let out: &mut [u8] = bytemuck::cast_slice_mut(&mut result);
         let mut sources: Vec<Option<&[u8]>> = Vec::with_capacity(inputs.len());
         for span in self.spans(piece) {
@@ -220,5 +262,12 @@ impl Pieces {
                 range: from - start..to - start,
                 start: from - piece.start,
             })
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        self.shelf
+            .give_back(self.results.iter_mut().filter_map(OnceLock::take));
     }
 }

@@ -129,8 +129,8 @@ impl Local {
         // if the rank had left before it is known to have panicked.
         let communicators = self.communicators(&hub);
         let run = |rank: usize, pool: &rayon::ThreadPool, communicator: Arc<LocalCommunicator>| {
-            let group = ProcessGroup::new(self.wrapped(communicator));
-            match catch_unwind(AssertUnwindSafe(|| pool.install(|| f(group)))) {
+            let whole = || pool.install(|| f(ProcessGroup::new(self.wrapped(communicator))));
+            match catch_unwind(AssertUnwindSafe(whole)) {
                 Ok(value) => {
                     hub.leave(rank);
                     Some(value)
