@@ -1,10 +1,72 @@
-//! Process groups and collectives for sharded training.
+//! Process groups and collectives for sharded training, without Burn.
 //!
-//! Work in progress; the essay follows.
+//! A *group* is a fixed number of *ranks* (`world_size`) that run the same program on different data.
+//! What they exchange goes through *collectives*: calls that all ranks make, in the same order, with
+//! buffers of the same lengths.
+//!
+//! | collective | before, on rank `r` | after, on rank `r` |
+//! |---|---|---|
+//! | `all_gather` | shard `r` | all shards |
+//! | `reduce_scatter` | a full buffer | shard `r` of the sum |
+//! | `all_reduce` | a full buffer | the sum |
+//! | `broadcast` | a full buffer on the root | the root's buffer |
+//! | `barrier` | | every rank has arrived |
+//!
+//! A *shard* of `n` elements is [`shard_numel`]`(n, world_size)` of them, the last ones padded.
+//!
+//! ```
+//! # use burn_shard_comm::{Error, ProcessGroup, ReduceOp};
+//! # fn main() -> Result<(), Error> {
+//! let shards = ProcessGroup::spawn(2, |group| -> Result<[f32; 2], Error> {
+//!     let gradient = if group.rank() == 0 { [1.0, 2.0, 3.0] } else { [3.0, 4.0, 5.0] };
+//!     let mut shard = [0.0f32; 2];
+//!     group.reduce_scatter(&gradient, &mut shard, ReduceOp::Mean)?;
+//!     let mut full = [0.0f32; 3];
+//!     group.all_gather(&shard, &mut full)?;
+//!     assert_eq!(full, [2.0, 3.0, 4.0]);
+//!     Ok(shard)
+//! })?;
+//! let shards: Result<Vec<_>, Error> = shards.into_iter().collect();
+//! assert_eq!(shards?, [[2.0, 3.0], [4.0, 0.0]]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is where
+//!
+//! [`Communicator`] is what a backend provides: lists of buffers ([`Segments`]), unfinished
+//! collectives ([`Work`]). [`ProcessGroup`] wraps one and adds collectives on plain slices. [`Local`]
+//! starts ranks as threads, the reference backend. [`Recording`] wraps a communicator to count,
+//! delay or fail its calls. The suite that every backend has to pass is the module `conformance`,
+//! behind the feature of that name.
+//!
+//! # The key decision: inputs are owned
+//!
+//! The input of a collective is an `Arc<dyn Segments>`, not a borrowed slice. Ranks that are threads
+//! can then read each other's buffers without a copy, and no rank ever has to wait for a slower one
+//! to have read its input: it starts a reduction, goes on, and may even leave. With borrowed inputs
+//! every collective would need a second barrier, or a copy. Outputs are borrowed, since only their
+//! own rank writes them.
+//!
+//! # Order and determinism
+//!
+//! Elements are combined in rank order, whoever does the work and in however many threads: a
+//! result is a function of the inputs, bit by bit ([`ReduceOp`]). Calls carry a number per rank; ranks
+//! that call different things under one number are told what each of them called
+//! ([`Error::Mismatch`]).
+//!
+//! # Errors and poisoning
+//!
+//! A *refusal* comes before communication and changes nothing. Everything else is a *failure*: no
+//! rank can know how far the others came, so the group is poisoned and each later call returns
+//! [`Error::Poisoned`] with the cause. No wait is without a deadline, and a rank that panics, returns or
+//! drops its last handle is noticed at once by the ranks that need it. [`Communicator`] tells more.
 #![forbid(unsafe_code)]
 
 mod call;
 mod communicator;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod dtype;
 mod error;
 mod group;
