@@ -1,0 +1,229 @@
+//! The allocator as the global one of this binary, under threads.
+//!
+//! One test function: counters are of the whole process, and so are the harness's own threads.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which may panic")]
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::mpsc;
+
+use burn_shard_alloc::{HugePageAllocator, THRESHOLD_BYTES};
+
+const CACHED_BYTES: usize = 64 << 20;
+const THREADS: u64 = 8;
+const ROUNDS: usize = 500;
+
+#[global_allocator]
+static ALLOCATOR: HugePageAllocator = HugePageAllocator::new().with_cached_bytes(CACHED_BYTES);
+
+/// A raw allocation, filled with a pattern of its own that is checked before it is freed.
+struct Filled {
+    ptr: *mut u8,
+    layout: Layout,
+    seed: u8,
+}
+
+// SAFETY: it owns its memory, which is bound to no thread.
+unsafe impl Send for Filled {}
+
+impl Filled {
+    fn new(layout: Layout, zeroed: bool, seed: u8) -> Self {
+        let ptr = if zeroed {
+            // SAFETY: no layout of this test is empty.
+            unsafe { ALLOCATOR.alloc_zeroed(layout) }
+        } else {
+            // SAFETY: no layout of this test is empty.
+            unsafe { ALLOCATOR.alloc(layout) }
+        };
+        assert!(!ptr.is_null());
+        assert!(
+            ptr.addr().is_multiple_of(layout.align()),
+            "{layout:?} at {ptr:p}"
+        );
+        let mut filled = Self { ptr, layout, seed };
+        if zeroed {
+            assert!(
+                filled.bytes().iter().all(|&byte| byte == 0),
+                "{layout:?} is not zeroed"
+            );
+        }
+        filled.fill();
+        filled
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the allocation is ours alone and that long; its bytes were read only if zeroed
+        // or filled.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr, self.layout.size()) }
+    }
+
+    fn fill(&mut self) {
+        let seed = self.seed;
+        for (byte, i) in self.bytes().iter_mut().zip(0usize..) {
+            *byte = pattern(seed, i);
+        }
+    }
+
+    fn check(&mut self, numel: usize) {
+        let seed = self.seed;
+        let wrong = self.bytes()[..numel]
+            .iter()
+            .zip(0..)
+            .position(|(&b, i)| b != pattern(seed, i));
+        assert_eq!(wrong, None, "somebody wrote into {:?}", self.layout);
+    }
+
+    fn resize(&mut self, size: usize) {
+        let kept = self.layout.size().min(size);
+        // SAFETY: pointer and layout belong together; the size is neither 0 nor near the limit.
+        let ptr = unsafe { ALLOCATOR.realloc(self.ptr, self.layout, size) };
+        assert!(!ptr.is_null());
+        assert!(ptr.addr().is_multiple_of(self.layout.align()));
+        self.ptr = ptr;
+        self.layout = Layout::from_size_align(size, self.layout.align()).unwrap();
+        self.check(kept);
+        self.fill();
+    }
+}
+
+impl Drop for Filled {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.check(self.layout.size());
+        }
+        // SAFETY: pointer and layout belong together, and this is the last use.
+        unsafe { ALLOCATOR.dealloc(self.ptr, self.layout) };
+    }
+}
+
+fn pattern(seed: u8, i: usize) -> u8 {
+    // Differs between neighbouring pages too.
+    seed ^ (i ^ (i >> 12)).to_le_bytes()[0]
+}
+
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % bound
+    }
+
+    /// Small, around the threshold, or some MiB.
+    fn size(&mut self) -> usize {
+        let size = match self.below(4) {
+            0 => 1 + self.below(5000),
+            1 => (1 << 20) - 2 + self.below(5),
+            2 => (2 << 20) - 2 + self.below(5),
+            _ => (1 << 20) + self.below(6 << 20),
+        };
+        usize::try_from(size).unwrap()
+    }
+
+    /// Mostly small; at times more than a page, and more than the huge page.
+    fn align(&mut self) -> usize {
+        match self.below(12) {
+            0 => 1 << 16,
+            1 => 1 << 21,
+            2 => 1 << 22,
+            _ => 1 << self.below(13),
+        }
+    }
+}
+
+/// Allocates, resizes, frees, and hands blocks to the next thread, which frees them.
+fn churn(seed: u64, from: &mpsc::Receiver<Filled>, to: &mpsc::Sender<Filled>) {
+    let mut rng = Rng(seed);
+    let mut held: Vec<Filled> = Vec::new();
+    for round in 0..ROUNDS {
+        match rng.below(8) {
+            0..=2 if held.len() < 8 => {
+                let layout = Layout::from_size_align(rng.size(), rng.align()).unwrap();
+                held.push(Filled::new(
+                    layout,
+                    rng.below(2) == 0,
+                    round.to_le_bytes()[0],
+                ));
+            }
+            3 if !held.is_empty() => {
+                let size = rng.size();
+                held[0].resize(size);
+            }
+            4 if !held.is_empty() => to.send(held.swap_remove(0)).unwrap(),
+            5 => drop(from.try_recv()),
+            _ => drop(held.pop()),
+        }
+        assert!(ALLOCATOR.cached_bytes() <= CACHED_BYTES);
+    }
+}
+
+#[test]
+fn blocks_are_exclusive_aligned_zeroed_and_counted_under_threads() {
+    let before_bytes = ALLOCATOR.live_bytes();
+    ALLOCATOR.reset_peak();
+    let (mut senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel()).unzip();
+    senders.rotate_left(1);
+    std::thread::scope(|scope| {
+        for (seed, (from, to)) in (1..).zip(receivers.into_iter().zip(senders)) {
+            scope.spawn(move || {
+                churn(seed, &from, &to);
+                // What comes in later is freed until the sender is done.
+                drop(to);
+                from.iter().for_each(drop);
+            });
+        }
+    });
+    assert!(ALLOCATOR.peak_bytes() >= before_bytes + (8 << 20));
+    // Threads leave a little behind in the standard library; a lost tensor would be a MiB.
+    let left_bytes = ALLOCATOR.live_bytes().abs_diff(before_bytes);
+    assert!(left_bytes < 64 << 10, "{left_bytes} bytes left");
+    ALLOCATOR.release_cached();
+    assert_eq!(ALLOCATOR.cached_bytes(), 0);
+
+    counters_follow_the_layouts();
+    what_cannot_be_had_is_null();
+}
+
+fn counters_follow_the_layouts() {
+    let layout = |size| Layout::from_size_align(size, 64).unwrap();
+    let before_bytes = ALLOCATOR.live_bytes();
+    ALLOCATOR.reset_peak();
+    let mut filled = Filled::new(layout(3 << 20), false, 1);
+    assert_eq!(ALLOCATOR.live_bytes(), before_bytes + (3 << 20));
+    let in_place = filled.ptr;
+    filled.resize(4 << 20);
+    assert_eq!(filled.ptr, in_place, "the same class stays in place");
+    filled.resize((2 << 20) + 1);
+    assert_eq!(filled.ptr, in_place, "the same class stays in place");
+    assert_eq!(ALLOCATOR.live_bytes(), before_bytes + (2 << 20) + 1);
+    filled.resize(THRESHOLD_BYTES - 1);
+    filled.resize(THRESHOLD_BYTES);
+    filled.resize(100);
+    assert_eq!(ALLOCATOR.live_bytes(), before_bytes + 100);
+    filled.resize(5000);
+    assert_eq!(ALLOCATOR.live_bytes(), before_bytes + 5000);
+    drop(filled);
+    assert_eq!(ALLOCATOR.live_bytes(), before_bytes);
+    // The move from 2 MiB to below the threshold held both.
+    assert_eq!(ALLOCATOR.peak_bytes(), before_bytes + (4 << 20));
+    #[cfg(target_os = "linux")]
+    assert_eq!(ALLOCATOR.cached_bytes(), (4 << 20) + (2 << 20));
+}
+
+fn what_cannot_be_had_is_null() {
+    let before_bytes = ALLOCATOR.live_bytes();
+    let layout = Layout::from_size_align(isize::MAX.unsigned_abs() - 4095, 4096).unwrap();
+    // SAFETY: the layout is not empty.
+    assert!(unsafe { ALLOCATOR.alloc(layout) }.is_null());
+    // SAFETY: the layout is not empty.
+    assert!(unsafe { ALLOCATOR.alloc_zeroed(layout) }.is_null());
+    let mut filled = Filled::new(Layout::from_size_align(2 << 20, 4096).unwrap(), false, 9);
+    // SAFETY: pointer and layout belong together; the size rounds up to no more than the limit.
+    let moved = unsafe { ALLOCATOR.realloc(filled.ptr, filled.layout, layout.size()) };
+    assert!(moved.is_null());
+    filled.check(2 << 20);
+    drop(filled);
+    assert_eq!(ALLOCATOR.live_bytes(), before_bytes);
+}
