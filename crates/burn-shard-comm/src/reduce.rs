@@ -4,6 +4,7 @@
 //! memory once and partial sums stay in the first-level cache.
 
 use half::{bf16, f16};
+use multiversion::multiversion;
 
 use crate::{
     communicator::ReduceOp,
@@ -124,6 +125,8 @@ impl Reduce for bf16 {
 }
 
 /// For elements that are their own accumulator: the output is the accumulator.
+///
+/// Bound by memory with the baseline's instructions already: wider ones were measured and do not help.
 fn reduce_in_place<T: Accumulator>(op: ReduceOp, sources: &[Option<&[T]>], out: &mut [T]) {
     let zeros = [T::ZERO; BLOCK];
     let mut blocks: Vec<&[T]> = Vec::with_capacity(sources.len());
@@ -146,6 +149,7 @@ fn reduce_in_place<T: Accumulator>(op: ReduceOp, sources: &[Option<&[T]>], out: 
     }
 }
 
+#[inline(always)]
 fn mean<T: Accumulator>(blocks: &[&[T]], out: &mut [T]) {
     let world_size = T::from_usize(blocks.len());
     if blocks.len().is_power_of_two() {
@@ -189,6 +193,7 @@ fn fold<T: Copy>(blocks: &[&[T]], out: &mut [T], step: impl Fn(T, T) -> T, last:
 }
 
 /// For half precision: accumulates in `f32`, rounds once.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+f16c", "x86_64+avx2+f16c"))]
 fn reduce_widened<T: Copy>(
     op: ReduceOp,
     sources: &[Option<&[T]>],
@@ -233,16 +238,19 @@ fn accumulate(sum: &mut [f32], term: &[f32], step: impl Fn(f32, f32) -> f32) {
     }
 }
 
+#[inline(always)]
 fn load_f16(source: &[f16], target: &mut [f32]) {
     use half::slice::HalfFloatSliceExt;
     source.convert_to_f32_slice(target);
 }
 
+#[inline(always)]
 fn store_f16(source: &[f32], target: &mut [f16]) {
     use half::slice::HalfFloatSliceExt;
     target.convert_from_f32_slice(source);
 }
 
+#[inline(always)]
 fn load_bf16(source: &[bf16], target: &mut [f32]) {
     for (target, source) in target.iter_mut().zip(source) {
         *target = f32::from_bits(u32::from(source.to_bits()) << 16);
@@ -250,6 +258,7 @@ fn load_bf16(source: &[bf16], target: &mut [f32]) {
 }
 
 /// Rounds to nearest, ties to even, as `bf16::from_f32`, but without a branch per element.
+#[inline(always)]
 fn store_bf16(source: &[f32], target: &mut [bf16]) {
     for (target, source) in target.iter_mut().zip(source) {
         let bits = source.to_bits();
