@@ -1,0 +1,191 @@
+//! What can go wrong outside a collective.
+
+/// Errors of this crate. Messages name the rank, the parameter path and the way out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A collective failed; the process group is poisoned.
+    #[error(transparent)]
+    Comm(#[from] burn_shard_comm::Error),
+
+    /// No such strategy.
+    #[error("unknown sharding strategy `{name}` (use ddp, zero1, zero2 or zero3)")]
+    UnknownStrategy {
+        /// What was asked for.
+        name: String,
+    },
+
+    /// The module has nothing to shard.
+    #[error("rank {rank}: the module has no floating-point parameter to shard")]
+    NoParameters {
+        /// This rank.
+        rank: usize,
+    },
+
+    /// A shape whose bytes overflow the address space.
+    #[error("parameter `{path}`: its size in bytes overflows")]
+    TooLarge {
+        /// Module path.
+        path: String,
+    },
+
+    /// Ranks wrapped different modules, or the same one differently.
+    #[error(
+        "rank {rank}: ranks disagree on the model: rank 0 has [{on_rank_0}], rank {other} has \
+         [{on_other}] (build the same module with the same configuration on every rank)"
+    )]
+    PlanMismatch {
+        /// This rank.
+        rank: usize,
+        /// The first differing line of rank 0's plan.
+        on_rank_0: String,
+        /// The first rank that differs from rank 0.
+        other: usize,
+        /// That rank's line.
+        on_other: String,
+    },
+
+    /// Another rank could not wrap its module.
+    #[error("rank {rank}: rank {other} could not wrap its module: {message}")]
+    OtherRankRefused {
+        /// This rank.
+        rank: usize,
+        /// The first rank that refused.
+        other: usize,
+        /// What it said.
+        message: String,
+    },
+
+    /// One parameter is reachable by two module paths.
+    #[error(
+        "rank {rank}: parameters `{first}` and `{second}` are the same parameter (Burn's optimizers \
+         update only one of them; keep one, and read it twice in forward instead)"
+    )]
+    SharedParameter {
+        /// This rank.
+        rank: usize,
+        /// Path at which it was met first.
+        first: String,
+        /// Path at which it was met again.
+        second: String,
+    },
+
+    /// A parameter carries a reparameterization (LoRA, or another sharding) already.
+    #[error(
+        "rank {rank}: parameter `{path}` has a reparameterization (`{name}`) already; Burn cannot \
+         nest them (wrap the module before, or call `materialize` first)"
+    )]
+    AlreadyReparameterized {
+        /// This rank.
+        rank: usize,
+        /// Module path.
+        path: String,
+        /// Name of the reparameterization found.
+        name: String,
+    },
+
+    /// An element type that cannot be communicated.
+    #[error("rank {rank}: parameter `{path}` has dtype {dtype}, which cannot be sharded")]
+    UnsupportedDType {
+        /// This rank.
+        rank: usize,
+        /// Module path.
+        path: String,
+        /// Burn's name of the dtype.
+        dtype: String,
+    },
+
+    /// A lazily initialized parameter turned out to have another dtype than its device's default.
+    #[error(
+        "rank {rank}: parameter `{path}` was planned as {planned} and initialized as {found} \
+         (read it once before wrapping, so that its dtype is known)"
+    )]
+    DTypeChanged {
+        /// This rank.
+        rank: usize,
+        /// Module path.
+        path: String,
+        /// The dtype in the plan.
+        planned: String,
+        /// The dtype found.
+        found: String,
+    },
+
+    /// Parameters on more than one device.
+    #[error(
+        "rank {rank}: the module's parameters lie on {count} devices; each rank trains on one \
+         (move the module with `to_device` before wrapping it)"
+    )]
+    SeveralDevices {
+        /// This rank.
+        rank: usize,
+        /// Number of devices found.
+        count: usize,
+    },
+
+    /// The optimizer does not belong to the module's process group.
+    #[error(
+        "the optimizer was made for rank {optimizer_rank} of {optimizer_world_size}, the module for \
+         rank {module_rank} of {module_world_size} (pass the same process group to both)"
+    )]
+    OtherGroup {
+        /// Rank of the optimizer's group.
+        optimizer_rank: usize,
+        /// Size of the optimizer's group.
+        optimizer_world_size: usize,
+        /// Rank of the module's group.
+        module_rank: usize,
+        /// Size of the module's group.
+        module_world_size: usize,
+    },
+
+    /// The optimizer has state of another module.
+    #[error(
+        "rank {rank}: the optimizer has the state of another module (make one `Oss` per wrapped \
+         module)"
+    )]
+    OtherModule {
+        /// This rank.
+        rank: usize,
+    },
+
+    /// A gradient whose length is neither the shard's nor the parameter's.
+    #[error(
+        "rank {rank}: the gradient of `{path}` has {found} elements, expected {expected} under \
+         strategy {strategy} (pass the gradients of this module's own backward)"
+    )]
+    GradientLength {
+        /// This rank.
+        rank: usize,
+        /// Module path.
+        path: String,
+        /// Elements expected.
+        expected: usize,
+        /// Elements found.
+        found: usize,
+        /// Name of the strategy.
+        strategy: String,
+    },
+
+    /// Clipping by the norm of one tensor, which no rank can see whole.
+    #[error(
+        "gradient clipping by norm looks at whole tensors, and a rank has only its shards (clip by \
+         value, or clip before sharding under the replicated strategy)"
+    )]
+    NormClipping,
+
+    /// A hyper-parameter that a fused step cannot use.
+    #[error("optimizer step: {0}")]
+    Step(#[from] burn_shard_kernels::Error),
+
+    /// An optimizer configuration that could not be read.
+    #[error("optimizer configuration: {0}")]
+    Config(#[from] serde_json::Error),
+}
+
+/// Ends this rank where Burn's signatures leave no room for an error: inside forward, backward and
+/// optimizer steps. `ProcessGroup::spawn` reports it, and the other ranks get an error.
+#[track_caller]
+pub(crate) fn or_panic<T>(result: Result<T, Error>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}

@@ -1,0 +1,173 @@
+//! Where the elements of one parameter, and of one group of parameters, lie. Pure arithmetic.
+//!
+//! A parameter of `numel` elements is flattened, padded to a multiple of `world_size` and cut
+//! evenly: rank `r` owns elements `[r * shard_numel, (r + 1) * shard_numel)`, the last ranks' tail
+//! being padding. No rank owns "the big tensor", and every shard has a length known everywhere.
+
+use burn_shard_comm::{DType, shard_numel};
+
+/// Buffers start their tensors at multiples of this many bytes: one cache line, and enough for
+/// any vector register.
+pub(crate) const ALIGN_BYTES: usize = 64;
+
+/// What the plan knows of one parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ParamSpec {
+    /// Module path, for example `encoder.layers.3.linear.weight`. The name all ranks agree on.
+    pub path: String,
+    /// Full shape.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub dtype: DType,
+    /// Whether it required a gradient when the module was wrapped. Frozen parameters have groups
+    /// of their own.
+    pub trainable: bool,
+}
+
+impl ParamSpec {
+    /// Number of elements. The plan has checked that it does not overflow.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of the full parameter.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.numel() * self.dtype.size_bytes()
+    }
+
+    /// Shape of this parameter's shard: same rank `D`, all `shard_numel` elements in the first
+    /// axis. A scalar (`D` = 0) stays a scalar.
+    #[must_use]
+    pub fn shard_shape(&self, world_size: usize) -> Vec<usize> {
+        let mut shape = vec![1; self.shape.len()];
+        if let Some(first) = shape.first_mut() {
+            *first = shard_numel(self.numel(), world_size);
+        }
+        shape
+    }
+}
+
+/// Element offsets of one group's members in the group's two flat buffers.
+///
+/// *shard buffer*: this rank's shards one after the other. *full buffer*: the parameters one after
+/// the other, each padded to `world_size * shard_numel`, so that the shard of any rank is a
+/// contiguous run of it. Both keep every tensor aligned to [`ALIGN_BYTES`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GroupLayout {
+    pub(crate) members: Vec<MemberLayout>,
+    /// Elements of the shard buffer, alignment gaps included.
+    pub(crate) shard_len: usize,
+    /// Elements of the full buffer, padding and alignment gaps included.
+    pub(crate) full_len: usize,
+}
+
+/// One member of a [`GroupLayout`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemberLayout {
+    pub(crate) numel: usize,
+    pub(crate) shard_numel: usize,
+    pub(crate) shard_offset: usize,
+    pub(crate) full_offset: usize,
+}
+
+impl MemberLayout {
+    /// Elements of the full parameter that `rank` owns, padding left out. Empty if all of them lie
+    /// before its shard.
+    pub(crate) fn owned(&self, rank: usize) -> std::ops::Range<usize> {
+        let start = (rank * self.shard_numel).min(self.numel);
+        start..((rank + 1) * self.shard_numel).min(self.numel)
+    }
+}
+
+impl GroupLayout {
+    /// Lays out parameters of `numels` elements of `dtype`. `None` if a length overflows `usize`.
+    pub(crate) fn new(numels: &[usize], dtype: DType, world_size: usize) -> Option<Self> {
+        let align = ALIGN_BYTES / dtype.size_bytes();
+        let mut layout = Self { members: Vec::new(), shard_len: 0, full_len: 0 };
+        for &numel in numels {
+            let shard_numel = shard_numel(numel, world_size);
+            layout.members.push(MemberLayout {
+                numel,
+                shard_numel,
+                shard_offset: layout.shard_len,
+                full_offset: layout.full_len,
+            });
+            let padded = shard_numel.checked_mul(world_size)?;
+            layout.shard_len =
+                layout.shard_len.checked_add(shard_numel.checked_next_multiple_of(align)?)?;
+            layout.full_len =
+                layout.full_len.checked_add(padded.checked_next_multiple_of(align)?)?;
+        }
+        layout.full_len.checked_mul(dtype.size_bytes()).map(|_| layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_cover_every_element_once_whatever_the_size() {
+        for world_size in 1..=9 {
+            for numel in (0..70).chain([97, 1009, 1 << 31, (1 << 33) + 7, (1 << 40) + 1]) {
+                let layout = GroupLayout::new(&[numel], DType::F32, world_size).unwrap();
+                let member = layout.members[0];
+                let mut next = 0;
+                for rank in 0..world_size {
+                    let owned = member.owned(rank);
+                    assert_eq!(owned.start, next, "numel {numel} world_size {world_size}");
+                    assert!(owned.len() <= member.shard_numel);
+                    next = owned.end;
+                }
+                assert_eq!(next, numel);
+                // Even: padding is less than one element per rank.
+                assert!(member.shard_numel * world_size < numel + world_size);
+            }
+        }
+    }
+
+    #[test]
+    fn members_never_overlap_and_start_aligned() {
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            for world_size in 1..=5 {
+                let numels = [0, 1, 2, 15, 16, 17, 0, 255, 1021, 3];
+                let layout = GroupLayout::new(&numels, dtype, world_size).unwrap();
+                let (mut shard_end, mut full_end) = (0, 0);
+                for member in &layout.members {
+                    assert!(member.shard_offset >= shard_end && member.full_offset >= full_end);
+                    assert_eq!(member.shard_offset * dtype.size_bytes() % ALIGN_BYTES, 0);
+                    assert_eq!(member.full_offset * dtype.size_bytes() % ALIGN_BYTES, 0);
+                    shard_end = member.shard_offset + member.shard_numel;
+                    full_end = member.full_offset + member.shard_numel * world_size;
+                }
+                assert!(shard_end <= layout.shard_len && full_end <= layout.full_len);
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_32_bits_keep_their_offsets_and_overflow_is_noticed() {
+        let numels = [(1 << 32) + 3, (1 << 33) + 1];
+        let layout = GroupLayout::new(&numels, DType::F32, 3).unwrap();
+        assert_eq!(layout.members[0].shard_numel, 1_431_655_767);
+        assert_eq!(layout.members[1].full_offset, 4_294_967_312);
+        assert_eq!(layout.members[1].owned(2).end, (1 << 33) + 1);
+        assert_eq!(GroupLayout::new(&[usize::MAX / 2], DType::F32, 2), None);
+    }
+
+    #[test]
+    fn a_shard_keeps_the_rank_of_its_tensor() {
+        let spec = |shape: &[usize]| ParamSpec {
+            path: "p".into(),
+            shape: shape.to_vec(),
+            dtype: DType::F32,
+            trainable: true,
+        };
+        assert_eq!(spec(&[7, 15]).shard_shape(2), [53, 1]);
+        assert_eq!(spec(&[1]).shard_shape(4), [1]);
+        assert_eq!(spec(&[0, 3]).shard_shape(4), [0, 1]);
+        assert_eq!(spec(&[]).shard_shape(4), [0usize; 0]);
+    }
+}

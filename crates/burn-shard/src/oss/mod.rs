@@ -1,0 +1,188 @@
+//! Optimizer state sharding, after FairScale's `OSS`.
+
+mod config;
+mod state;
+mod step;
+
+use std::fmt;
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ParamGroup};
+use burn::optim::{GradientsParams, StateSink};
+use burn_shard_comm::ProcessGroup;
+
+pub use config::ElementwiseConfig;
+
+use crate::error::or_panic;
+use crate::{Error, ShardedModule};
+use config::Method;
+use state::State;
+
+/// An optimizer that keeps, on each rank, the state of that rank's shards only.
+///
+/// Takes the configuration of any elementwise Burn optimizer. Under
+/// [`OptimizerState`](crate::ShardingStrategy::OptimizerState) and
+/// [`Gradients`](crate::ShardingStrategy::Gradients) it steps this rank's shard of each parameter
+/// and all-gathers the result, one collective per group of parameters; under
+/// [`Full`](crate::ShardingStrategy::Full) the stored shards are stepped and nothing is sent; under
+/// [`Replicated`](crate::ShardingStrategy::Replicated) every rank steps everything.
+///
+/// SGD, Adam and AdamW on `f32` take a fused kernel that steps in place in one pass over memory,
+/// with the same bits as Burn's own; `amsgrad`, cautious weight decay, other optimizers and other
+/// dtypes take Burn's own step on one-dimensional shards.
+///
+/// # Memory
+///
+/// `8 P / N` bytes for Adam in `f32` (`P` parameters, `N` ranks), `4 P / N` for momentum; while
+/// stepping, one shard of one group more.
+///
+/// # Examples
+///
+/// ```
+/// use burn::optim::AdamWConfig;
+/// use burn_shard::{Oss, ProcessGroup};
+///
+/// ProcessGroup::spawn(2, |group| {
+///     let optimizer = Oss::new(AdamWConfig::new(), &group).unwrap();
+///     assert_eq!(optimizer.group().world_size(), 2);
+/// })?;
+/// # Ok::<(), burn_shard::CommError>(())
+/// ```
+pub struct Oss {
+    group: ProcessGroup,
+    methods: Vec<Method>,
+    state: Option<State>,
+}
+
+impl Oss {
+    /// An optimizer for all parameters. Nothing is sent.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NormClipping`] if `config` clips by norm. Optimizers that look at whole tensors do
+    /// not compile, see [`ElementwiseConfig`].
+    #[allow(clippy::needless_pass_by_value, reason = "configurations are passed by value in Burn")]
+    pub fn new<C: ElementwiseConfig>(
+        config: C,
+        group: &ProcessGroup,
+    ) -> Result<Self, Error> {
+        let methods = vec![Method::new(ParamGroup::all(), &config)?];
+        Ok(Self { group: group.clone(), methods, state: None })
+    }
+
+    /// Steps the parameters that `params` matches by another configuration. The last matching group
+    /// wins, as in `ModuleOptimizer::with_group`; paths are those of the wrapped module.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    ///
+    /// # Panics
+    ///
+    /// If a step has been made already: the state of those parameters would be lost.
+    #[allow(clippy::needless_pass_by_value, reason = "configurations are passed by value in Burn")]
+    pub fn with_group<C: ElementwiseConfig>(
+        mut self,
+        params: ParamGroup,
+        config: C,
+    ) -> Result<Self, Error> {
+        assert!(self.state.is_none(), "parameter groups should be added before the first step");
+        self.methods.push(Method::new(params, &config)?);
+        Ok(self)
+    }
+
+    /// The process group it was made for.
+    #[must_use]
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// Steps `module` by the gradients of its own backward. Every rank ends with the same full
+    /// parameters, or under [`Full`](crate::ShardingStrategy::Full) with its stepped shards.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the error that [`try_step`](Self::try_step) returns.
+    pub fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: ShardedModule<M>,
+        gradients: GradientsParams,
+    ) -> ShardedModule<M> {
+        or_panic(self.try_step(lr, module, gradients).map_err(|failed| failed.error))
+    }
+
+    /// [`step`](Self::step) with errors returned, and the module with them.
+    ///
+    /// # Errors
+    ///
+    /// Before anything is changed or sent: [`Error::OtherGroup`], [`Error::OtherModule`],
+    /// [`Error::GradientLength`]. While stepping: [`Error::Step`] for hyper-parameters that are not
+    /// finite, or failures of the communicator; parameters may then differ between ranks.
+    pub fn try_step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: ShardedModule<M>,
+        gradients: GradientsParams,
+    ) -> Result<ShardedModule<M>, StepError<M>> {
+        let engine = module.engine();
+        let (own, other) = (&self.group, &engine.group);
+        if (own.rank(), own.world_size()) != (other.rank(), other.world_size()) {
+            let error = Error::OtherGroup {
+                optimizer_rank: own.rank(),
+                optimizer_world_size: own.world_size(),
+                module_rank: other.rank(),
+                module_world_size: other.world_size(),
+            };
+            return Err(StepError::new(module, error));
+        }
+        let state = self.state.get_or_insert_with(|| State::new(engine));
+        if !state.belongs_to(engine) {
+            let rank = own.rank();
+            return Err(StepError::new(module, Error::OtherModule { rank }));
+        }
+        step::step(&self.methods, state, &lr.into(), module, gradients)
+    }
+
+    /// This rank's part of the optimizer state of the parameter at `path`, in Burn's names: for
+    /// example `momentum.moment_1`, of as many elements as this rank owns of it. Empty before the
+    /// first step.
+    #[must_use]
+    pub fn state_of(&self, path: &str) -> StateSink {
+        let Some(state) = &self.state else { return StateSink::default() };
+        state.describe(path)
+    }
+
+    /// Whether the parameter at `path` was last stepped by a fused kernel. `None` if it has not been
+    /// stepped.
+    #[must_use]
+    pub fn is_fused(&self, path: &str) -> Option<bool> {
+        self.state.as_ref()?.is_fused(path)
+    }
+}
+
+impl fmt::Debug for Oss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Oss")
+            .field("group", &self.group)
+            .field("methods", &self.methods)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A step that was not made, and the module.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct StepError<M: fmt::Debug> {
+    /// The module: as it was, unless a collective failed half-way.
+    pub module: Box<ShardedModule<M>>,
+    /// Why.
+    #[source]
+    pub error: Error,
+}
+
+impl<M: Module> StepError<M> {
+    fn new(module: ShardedModule<M>, error: Error) -> Self {
+        Self { module: Box::new(module), error }
+    }
+}

@@ -1,0 +1,139 @@
+//! Optimizer state of this rank's shards.
+
+use std::sync::{Arc, Weak};
+
+use burn::optim::{DynOptimizer, DynState, StateSink};
+use burn::tensor::{DType, TensorData};
+
+use crate::buffer::Buffer;
+use crate::engine::Engine;
+use crate::memory::MemoryKind;
+use crate::plan::Place;
+
+use super::config::Fused;
+
+/// State of every parameter of one module, on one rank.
+#[derive(Debug)]
+pub(super) struct State {
+    /// The module it belongs to. Weak: an optimizer keeps no module alive.
+    engine: Weak<Engine>,
+    pub(super) params: Vec<ParamState>,
+    pub(super) groups: Vec<Moments>,
+}
+
+/// State of one parameter.
+#[derive(Clone, Default)]
+pub(super) struct ParamState {
+    /// Steps made.
+    pub(super) time: usize,
+    /// Which kernel made them, if one did.
+    pub(super) fused: Option<Fused>,
+    /// A stock optimizer and its state.
+    pub(super) stock: Option<(Arc<dyn DynOptimizer>, DynState)>,
+}
+
+impl std::fmt::Debug for ParamState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ParamState").field("time", &self.time).finish_non_exhaustive()
+    }
+}
+
+/// First and second moments (or the velocity, and nothing) of a group, laid out as its shards.
+#[derive(Debug, Default)]
+pub(super) struct Moments {
+    pub(super) first: Option<Buffer>,
+    pub(super) second: Option<Buffer>,
+}
+
+impl State {
+    pub(super) fn new(engine: &Arc<Engine>) -> Self {
+        Self {
+            engine: Arc::downgrade(engine),
+            params: vec![ParamState::default(); engine.plan.params.len()],
+            groups: engine.plan.groups.iter().map(|_| Moments::default()).collect(),
+        }
+    }
+
+    pub(super) fn belongs_to(&self, engine: &Arc<Engine>) -> bool {
+        std::ptr::eq(self.engine.as_ptr(), Arc::as_ptr(engine))
+    }
+
+    /// What Burn's record of the same optimizer would hold of this rank's elements.
+    pub(super) fn describe(&self, path: &str) -> StateSink {
+        let mut sink = StateSink::default();
+        let Some((engine, index)) = self.find(path) else { return sink };
+        let state = &self.params[index];
+        if let Some((stock, stock_state)) = &state.stock {
+            stock.state_flatten("", stock_state, &mut sink);
+            return sink;
+        }
+        let moments = &self.groups[engine.plan.place[index].group];
+        let names: &[&str] = match state.fused {
+            None => &[],
+            Some(Fused::Sgd(_)) => &["velocity"],
+            Some(Fused::Adam(_) | Fused::AdamW(_)) => {
+                sink.push_scalar("momentum", "time", (state.time as u64).into());
+                &["moment_1", "moment_2"]
+            }
+        };
+        let range = elements(&engine, index);
+        for (name, buffer) in names.iter().zip([&moments.first, &moments.second]) {
+            if let Some(buffer) = buffer {
+                let values: &[f32] = bytemuck::cast_slice(buffer.bytes());
+                let data = TensorData::new(values[range.clone()].to_vec(), [range.len()]);
+                debug_assert_eq!(data.dtype(), DType::F32);
+                sink.push_tensor("momentum", name, data);
+            }
+        }
+        sink
+    }
+}
+
+impl State {
+    fn find(&self, path: &str) -> Option<(Arc<Engine>, usize)> {
+        let engine = self.engine.upgrade()?;
+        let index = engine.plan.params.iter().position(|param| param.path == path)?;
+        Some((engine, index))
+    }
+
+    pub(super) fn is_fused(&self, path: &str) -> Option<bool> {
+        let (_, index) = self.find(path)?;
+        let state = &self.params[index];
+        (state.time > 0).then_some(state.fused.is_some())
+    }
+}
+
+impl Moments {
+    pub(super) fn first(&mut self, engine: &Engine, bytes: usize) -> &mut Buffer {
+        let zeros = || engine.pool.zeros(MemoryKind::OptimizerState, bytes);
+        self.first.get_or_insert_with(zeros)
+    }
+
+    pub(super) fn both(&mut self, engine: &Engine, bytes: usize) -> (&mut Buffer, &mut Buffer) {
+        let zeros = || engine.pool.zeros(MemoryKind::OptimizerState, bytes);
+        (self.first.get_or_insert_with(zeros), self.second.get_or_insert_with(zeros))
+    }
+}
+
+/// Where the state of this rank's elements of a parameter lies in its group's moments.
+pub(super) fn elements(engine: &Engine, index: usize) -> std::ops::Range<usize> {
+    let Place { group, member } = engine.plan.place[index];
+    let member = &engine.plan.groups[group].layout.members[member];
+    if engine.strategy.shards_optimizer() {
+        member.shard_offset..member.shard_offset + member.owned(engine.rank()).len()
+    } else {
+        member.full_offset..member.full_offset + member.numel
+    }
+}
+
+/// Bytes of one moment of a group.
+pub(super) fn moment_bytes(engine: &Engine, group: usize) -> usize {
+    let group = &engine.plan.groups[group];
+    let elements = if engine.strategy.shards_optimizer() {
+        group.layout.shard_len
+    } else {
+        group.layout.full_len
+    };
+    elements * group.dtype.size_bytes()
+}
+

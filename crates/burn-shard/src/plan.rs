@@ -1,0 +1,307 @@
+//! Which parameters share a collective, in which order, and that all ranks agree on it.
+//!
+//! Decided once, from module paths, shapes and dtypes alone: never from parameter ids (random per
+//! process) nor from the order in which gradients become ready (different per rank).
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use burn_shard_comm::{DType, ProcessGroup};
+
+use crate::Error;
+use crate::layout::{GroupLayout, ParamSpec};
+
+/// The communication plan of one wrapped module.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) params: Vec<ParamSpec>,
+    pub(crate) groups: Vec<Group>,
+    /// For each parameter, its group and its place among the group's members.
+    pub(crate) place: Vec<Place>,
+    pub(crate) world_size: usize,
+}
+
+/// A communication unit: parameters of one dtype, neighbours in the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    /// Indices into [`Plan::params`].
+    pub(crate) members: Vec<usize>,
+    pub(crate) dtype: DType,
+    pub(crate) layout: GroupLayout,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) group: usize,
+    pub(crate) member: usize,
+}
+
+impl Plan {
+    /// Groups `params`, given in the order in which the module is traversed.
+    ///
+    /// A subtree of modules that fits into `group_cap_bytes` is one group; a larger one is split
+    /// into its children, and neighbouring children are put together as long as they fit. A single
+    /// parameter larger than the cap is a group of its own. Groups hold one dtype, and either
+    /// trainable or frozen parameters.
+    pub(crate) fn new(
+        params: Vec<ParamSpec>,
+        group_cap_bytes: usize,
+        world_size: usize,
+    ) -> Result<Self, Error> {
+        for param in &params {
+            param
+                .shape
+                .iter()
+                .try_fold(param.dtype.size_bytes(), |size, &dim| size.checked_mul(dim))
+                .ok_or_else(|| Error::TooLarge { path: param.path.clone() })?;
+        }
+        let mut units = Vec::new();
+        split(&params, 0..params.len(), 0, group_cap_bytes, &mut units);
+
+        let mut plan = Self { params, groups: Vec::new(), place: Vec::new(), world_size };
+        plan.place = vec![Place { group: 0, member: 0 }; plan.params.len()];
+        for unit in units {
+            let mut kinds: Vec<(DType, bool)> = Vec::new();
+            for param in &plan.params[unit.clone()] {
+                if !kinds.contains(&(param.dtype, param.trainable)) {
+                    kinds.push((param.dtype, param.trainable));
+                }
+            }
+            for (dtype, trainable) in kinds {
+                let members: Vec<usize> = unit
+                    .clone()
+                    .filter(|&i| {
+                        plan.params[i].dtype == dtype && plan.params[i].trainable == trainable
+                    })
+                    .collect();
+                let numels: Vec<usize> = members.iter().map(|&i| plan.params[i].numel()).collect();
+                let layout = GroupLayout::new(&numels, dtype, world_size).ok_or_else(|| {
+                    Error::TooLarge { path: plan.params[members[0]].path.clone() }
+                })?;
+                for (member, &index) in members.iter().enumerate() {
+                    plan.place[index] = Place { group: plan.groups.len(), member };
+                }
+                plan.groups.push(Group { members, dtype, layout });
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Number of elements of the whole model.
+    pub(crate) fn numel(&self) -> usize {
+        self.params.iter().map(ParamSpec::numel).sum()
+    }
+
+    /// Index of each parameter by its path.
+    pub(crate) fn index(&self) -> HashMap<String, usize> {
+        self.params.iter().enumerate().map(|(i, param)| (param.path.clone(), i)).collect()
+    }
+
+    /// Compares the plan with every other rank's.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::PlanMismatch`] on every rank, naming the first parameter that differs.
+    pub(crate) fn agree(&self, strategy: &str, group: &ProcessGroup) -> Result<(), Error> {
+        let lines = self.describe(strategy);
+        let hashes = group.all_gather_bytes(&fnv1a(&lines).to_le_bytes())?;
+        let Some(other) = hashes.iter().position(|hash| hash != &hashes[0]) else {
+            return Ok(());
+        };
+        let texts = group.all_gather_bytes(lines.join("\n").as_bytes())?;
+        let text = |rank: usize| String::from_utf8_lossy(&texts[rank]).into_owned();
+        let (zero, other_text) = (text(0), text(other));
+        let mut ours = zero.lines();
+        let mut theirs = other_text.lines();
+        loop {
+            match (ours.next(), theirs.next()) {
+                (Some(a), Some(b)) if a == b => {}
+                (a, b) => {
+                    return Err(Error::PlanMismatch {
+                        rank: group.rank(),
+                        on_rank_0: a.unwrap_or("nothing more").to_owned(),
+                        other,
+                        on_other: b.unwrap_or("nothing more").to_owned(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// One line per fact that all ranks must share, in plan order.
+    fn describe(&self, strategy: &str) -> Vec<String> {
+        let mut lines = vec![format!("strategy {strategy}, world_size {}", self.world_size)];
+        for (param, place) in self.params.iter().zip(&self.place) {
+            let mut line = format!("parameter {} {:?} {:?}", param.path, param.dtype, param.shape);
+            let frozen = if param.trainable { "" } else { ", frozen" };
+            write!(line, " in group {}{frozen}", place.group)
+                .expect("writing to a string should succeed");
+            lines.push(line);
+        }
+        lines
+    }
+}
+
+/// Splits `range` into units of at most `cap` bytes along the module tree, see [`Plan::new`].
+fn split(
+    params: &[ParamSpec],
+    range: Range<usize>,
+    depth: usize,
+    cap: usize,
+    units: &mut Vec<Range<usize>>,
+) {
+    let bytes = |range: &Range<usize>| -> usize {
+        params[range.clone()].iter().fold(0, |sum, p| sum.saturating_add(p.size_bytes()))
+    };
+    if range.is_empty() {
+        return;
+    }
+    if range.len() == 1 || bytes(&range) <= cap {
+        units.push(range);
+        return;
+    }
+    let component = |index: usize| params[index].path.split('.').nth(depth);
+    let mut open: Option<Range<usize>> = None;
+    let mut start = range.start;
+    while start < range.end {
+        let end = (start..range.end)
+            .find(|&i| component(i) != component(start))
+            .unwrap_or(range.end);
+        let child = start..end;
+        start = end;
+        if child.len() > 1 && bytes(&child) > cap {
+            units.extend(open.take());
+            split(params, child, depth + 1, cap, units);
+            continue;
+        }
+        open = match open.take() {
+            Some(unit) if bytes(&(unit.start..child.end)) <= cap => Some(unit.start..child.end),
+            unit => {
+                units.extend(unit);
+                Some(child)
+            }
+        };
+    }
+    units.extend(open);
+}
+
+/// 64-bit FNV-1a over lines; the same on every platform and toolchain.
+fn fnv1a(lines: &[String]) -> u64 {
+    let bytes = lines.iter().flat_map(|line| line.bytes().chain([b'\n']));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(path: &str, numel: usize) -> ParamSpec {
+        ParamSpec {
+            path: path.into(),
+            shape: vec![numel],
+            dtype: DType::F32,
+            trainable: true,
+        }
+    }
+
+    fn paths(plan: &Plan) -> Vec<Vec<&str>> {
+        let of = |g: &Group| g.members.iter().map(|&i| plan.params[i].path.as_str()).collect();
+        plan.groups.iter().map(of).collect()
+    }
+
+    #[test]
+    fn groups_follow_the_module_tree_and_respect_the_cap() {
+        let params = vec![
+            spec("embed.weight", 1000),
+            spec("layers.0.a.weight", 40),
+            spec("layers.0.a.bias", 4),
+            spec("layers.0.b.weight", 40),
+            spec("layers.1.a.weight", 40),
+            spec("layers.1.a.bias", 4),
+            spec("layers.1.b.weight", 40),
+            spec("norm.gamma", 4),
+            spec("norm.beta", 4),
+        ];
+        let plan = Plan::new(params.clone(), 100 * 4, 2).unwrap();
+        assert_eq!(
+            paths(&plan),
+            vec![
+                vec!["embed.weight"],
+                vec!["layers.0.a.weight", "layers.0.a.bias", "layers.0.b.weight"],
+                vec!["layers.1.a.weight", "layers.1.a.bias", "layers.1.b.weight"],
+                vec!["norm.gamma", "norm.beta"],
+            ]
+        );
+        // A smaller cap splits the layers, never a weight from its bias unless it must.
+        let plan = Plan::new(params.clone(), 50 * 4, 2).unwrap();
+        assert_eq!(paths(&plan)[1], ["layers.0.a.weight", "layers.0.a.bias"]);
+        assert_eq!(paths(&plan)[2], ["layers.0.b.weight"]);
+        // No cap: one group.
+        assert_eq!(Plan::new(params, usize::MAX, 2).unwrap().groups.len(), 1);
+    }
+
+    #[test]
+    fn every_parameter_has_one_place_whatever_the_cap() {
+        let mut params = Vec::new();
+        for block in 0..5 {
+            for (name, numel) in [("w", 97), ("b", 1), ("empty", 0), ("scale", 13)] {
+                params.push(spec(&format!("blocks.{block}.inner.{name}"), numel));
+            }
+        }
+        params[3].dtype = DType::BF16;
+        params[9].trainable = false;
+        for cap in [0, 1, 4, 60, 400, 1000, 5000, usize::MAX] {
+            for world_size in 1..=4 {
+                let plan = Plan::new(params.clone(), cap, world_size).unwrap();
+                let mut seen = vec![0; params.len()];
+                for (g, group) in plan.groups.iter().enumerate() {
+                    for (m, &index) in group.members.iter().enumerate() {
+                        seen[index] += 1;
+                        assert_eq!((plan.place[index].group, plan.place[index].member), (g, m));
+                        assert_eq!(plan.params[index].dtype, group.dtype);
+                        let first = &plan.params[group.members[0]];
+                        assert_eq!(plan.params[index].trainable, first.trainable);
+                        assert_eq!(group.layout.members[m].numel, params[index].numel());
+                    }
+                }
+                assert!(seen.iter().all(|&n| n == 1), "cap {cap}: {seen:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_shape_whose_bytes_overflow_is_refused_by_name() {
+        let mut huge = spec("head.weight", 0);
+        huge.shape = vec![1 << 40, 1 << 30];
+        let error = Plan::new(vec![huge], usize::MAX, 2).unwrap_err();
+        assert!(error.to_string().contains("head.weight"), "{error}");
+    }
+
+    #[test]
+    fn ranks_that_differ_are_told_the_first_difference() {
+        let messages = ProcessGroup::spawn(3, |group| {
+            let numel = if group.rank() == 2 { 8 } else { 7 };
+            let params = vec![spec("a", 3), spec("b.weight", numel), spec("c", 1)];
+            let plan = Plan::new(params, usize::MAX, 3).unwrap();
+            plan.agree("zero2", &group).unwrap_err().to_string()
+        })
+        .unwrap();
+        for message in messages {
+            assert!(message.contains("b.weight F32 [7]"), "{message}");
+            assert!(message.contains("b.weight F32 [8]"), "{message}");
+            assert!(message.contains("rank 2"), "{message}");
+        }
+    }
+
+    #[test]
+    fn equal_plans_agree() {
+        ProcessGroup::spawn(3, |group| {
+            let plan = Plan::new(vec![spec("a", 3), spec("b", 9)], usize::MAX, 3).unwrap();
+            plan.agree("zero2", &group).unwrap();
+        })
+        .unwrap();
+    }
+}

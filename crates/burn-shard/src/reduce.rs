@@ -1,0 +1,275 @@
+//! Gradients: collected per read, reduced per group while backward still runs.
+//!
+//! Groups are reduced in an order fixed by the plan, never by which one is ready first here: that
+//! differs between ranks, and collectives must not. At first it is the reverse of the module's
+//! order; after the first backward, the order in which groups became ready on rank 0.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use burn::backend::autodiff::NodeId;
+use burn_shard_comm::{ReduceOp, Work};
+
+use crate::Error;
+use crate::engine::{Engine, Instance};
+use crate::host::{HostBackend, HostTensor, PiecesMut, TensorSegments, pieces_mut};
+use crate::memory::MemoryKind;
+use crate::plan::Plan;
+use crate::unshard::Unsharded;
+
+/// Reductions begun and not finished: a rank may run ahead of its peers by this many groups, and
+/// keeps the full gradients of as many.
+const MAX_IN_FLIGHT: usize = 1;
+
+/// The gradients of one backward pass on this rank.
+#[derive(Debug)]
+pub(crate) struct Reducer {
+    params: Vec<Collected>,
+    /// Groups in the order of their reduction.
+    order: Vec<usize>,
+    /// Groups in the order in which they became ready here, until ranks have agreed on `order`.
+    observed: Option<Vec<usize>>,
+    /// Position in `order` of the next group to reduce.
+    next: usize,
+    in_flight: VecDeque<InFlight>,
+    reduced: Vec<Option<HostTensor>>,
+    leaves: Option<Vec<Option<NodeId>>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Collected {
+    reads: usize,
+    /// Gradient of each read that has come, with the read's number.
+    arrived: Vec<(usize, HostTensor)>,
+    came: usize,
+    sum: Option<HostTensor>,
+}
+
+struct InFlight {
+    group: usize,
+    /// Members that take part: those that require a gradient.
+    members: Vec<usize>,
+    input: Arc<TensorSegments>,
+    work: Box<dyn Work>,
+}
+
+impl std::fmt::Debug for InFlight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InFlight").field("group", &self.group).finish_non_exhaustive()
+    }
+}
+
+impl Reducer {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        Self {
+            params: vec![Collected::default(); plan.params.len()],
+            order: (0..plan.groups.len()).rev().collect(),
+            observed: Some(Vec::new()),
+            next: 0,
+            in_flight: VecDeque::new(),
+            reduced: vec![None; plan.params.len()],
+            leaves: None,
+        }
+    }
+
+    /// Counts a read in forward; returns its number.
+    pub(crate) fn read(&mut self, index: usize) -> usize {
+        let collected = &mut self.params[index];
+        collected.reads += 1;
+        collected.reads
+    }
+
+    /// Takes the gradient of one read.
+    pub(crate) fn gradient<B: HostBackend>(
+        &mut self,
+        engine: &Engine,
+        instance: &Instance,
+        index: usize,
+        leaf: NodeId,
+        number: usize,
+        gradient: HostTensor,
+    ) {
+        let leaves = self.leaves.get_or_insert_with(|| instance.leaves());
+        leaves[index] = Some(leaf);
+        engine.ledger.add(MemoryKind::Gradients, gradient.as_bytes().len());
+        let collected = &mut self.params[index];
+        collected.arrived.push((number, gradient));
+        collected.came += 1;
+        if collected.came == collected.reads {
+            collected.add_up::<B>(engine);
+            let group = engine.plan.place[index].group;
+            if self.is_complete(engine, group) && let Some(observed) = &mut self.observed {
+                observed.push(group);
+            }
+        }
+    }
+
+    /// No gradient will come any more. Reads whose graph was dropped without a backward have left
+    /// their parameter's sum unmade.
+    pub(crate) fn close<B: HostBackend>(&mut self, engine: &Engine, instance: &Instance) {
+        self.leaves.get_or_insert_with(|| instance.leaves());
+        for collected in &mut self.params {
+            collected.add_up::<B>(engine);
+        }
+    }
+
+    /// Begins the reductions of the groups that are next in order and complete; of all, if `last`.
+    pub(crate) fn advance(
+        &mut self,
+        engine: &Engine,
+        unsharded: &mut Unsharded,
+        last: bool,
+    ) -> Result<(), Error> {
+        while let Some(&group) = self.order.get(self.next) {
+            if !last && !self.is_complete(engine, group) {
+                break;
+            }
+            self.next += 1;
+            unsharded.drop_group(group);
+            self.start(engine, group)?;
+            while self.in_flight.len() > MAX_IN_FLIGHT {
+                self.complete_oldest(engine)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_complete(&self, engine: &Engine, group: usize) -> bool {
+        let members = &engine.plan.groups[group].members;
+        members.iter().all(|&index| self.params[index].came == self.params[index].reads)
+    }
+
+    fn start(&mut self, engine: &Engine, group: usize) -> Result<(), Error> {
+        let leaves = self.leaves.as_ref().expect("the instance should be known by now");
+        let plan = &engine.plan.groups[group];
+        let members: Vec<usize> =
+            plan.members.iter().copied().filter(|&index| leaves[index].is_some()).collect();
+        if members.is_empty() {
+            return Ok(());
+        }
+        let tensors = members
+            .iter()
+            .map(|&index| (engine.plan.params[index].numel(), self.params[index].sum.take()))
+            .collect();
+        let input = Arc::new(TensorSegments { dtype: plan.dtype, tensors });
+        let shared: Arc<dyn burn_shard_comm::Segments> = Arc::clone(&input) as _;
+        let communicator = engine.group.communicator();
+        let work = if engine.strategy.shards_gradients() {
+            communicator.reduce_scatter(shared, ReduceOp::Mean)?
+        } else {
+            communicator.all_reduce(shared, ReduceOp::Mean)?
+        };
+        self.in_flight.push_back(InFlight { group, members, input, work });
+        Ok(())
+    }
+
+    fn complete_oldest(&mut self, engine: &Engine) -> Result<(), Error> {
+        let Some(flight) = self.in_flight.pop_front() else { return Ok(()) };
+        let held: usize =
+            flight.input.tensors.iter().flat_map(|(_, t)| t).map(|t| t.as_bytes().len()).sum();
+        if engine.strategy.shards_gradients() {
+            self.finish_reduce_scatter(engine, flight)?;
+        } else {
+            self.finish_all_reduce(engine, flight)?;
+        }
+        engine.ledger.sub(MemoryKind::Gradients, held);
+        Ok(())
+    }
+
+    /// Each member ends as a view of the group's gradient shard buffer.
+    fn finish_reduce_scatter(&mut self, engine: &Engine, flight: InFlight) -> Result<(), Error> {
+        let group = &engine.plan.groups[flight.group];
+        let layout = |index: usize| &group.layout.members[engine.plan.place[index].member];
+        let bytes = group.layout.shard_len * group.dtype.size_bytes();
+        let mut buffer = engine.pool.take(MemoryKind::Gradients, bytes);
+        let ranges = flight.members.iter().map(|&i| (layout(i).shard_offset, layout(i).shard_numel));
+        let mut output = pieces_mut(buffer.bytes_mut(), group.dtype, ranges);
+        flight.work.finish(&mut output)?;
+        drop(flight.input);
+        let shards = buffer.freeze();
+        for &index in &flight.members {
+            let shape = engine.plan.params[index].shard_shape(engine.plan.world_size);
+            let offset = layout(index).shard_offset;
+            let shard = HostTensor::view(Arc::clone(&shards), offset, &shape, group.dtype);
+            self.reduced[index] = Some(shard);
+        }
+        Ok(())
+    }
+
+    /// Each member ends as the full average, in the memory of this rank's own gradient.
+    fn finish_all_reduce(&mut self, engine: &Engine, mut flight: InFlight) -> Result<(), Error> {
+        flight.work.wait()?;
+        let dtype = flight.input.dtype;
+        let tensors = match Arc::try_unwrap(flight.input) {
+            Ok(input) => input.tensors,
+            Err(shared) => shared.tensors.clone(),
+        };
+        let mut full: Vec<HostTensor> = tensors
+            .into_iter()
+            .zip(&flight.members)
+            .map(|((_, tensor), &index)| {
+                tensor.unwrap_or_else(|| {
+                    engine.zeros(MemoryKind::Gradients, index, &engine.plan.params[index].shape)
+                })
+            })
+            .collect();
+        let pieces = full.iter_mut().map(HostTensor::as_bytes_mut).collect();
+        flight.work.finish(&mut PiecesMut { dtype, pieces })?;
+        for (&index, tensor) in flight.members.iter().zip(full) {
+            self.reduced[index] = Some(tensor);
+        }
+        Ok(())
+    }
+
+    /// Finishes the pass. A parameter that no rank read has no gradient, as in plain Burn; one that
+    /// some ranks read has the average with zeros on every rank.
+    pub(crate) fn finish(&mut self, engine: &Engine) -> Result<Vec<(NodeId, HostTensor)>, Error> {
+        while !self.in_flight.is_empty() {
+            self.complete_oldest(engine)?;
+        }
+        let mut used: Vec<u8> = self.params.iter().map(|c| u8::from(c.came > 0)).collect();
+        engine.group.all_reduce(&mut used, ReduceOp::Max)?;
+        self.agree_on_order(engine)?;
+
+        let leaves = self.leaves.take().unwrap_or_default();
+        let gradients = leaves
+            .into_iter()
+            .zip(self.reduced.iter_mut().map(Option::take))
+            .zip(used)
+            .filter(|(_, used)| *used > 0)
+            .filter_map(|((leaf, gradient), _)| leaf.zip(gradient))
+            .collect();
+        self.params.fill(Collected::default());
+        self.next = 0;
+        Ok(gradients)
+    }
+
+    /// Once: the order in which groups became ready on rank 0 replaces the module's own.
+    fn agree_on_order(&mut self, engine: &Engine) -> Result<(), Error> {
+        let Some(mut observed) = self.observed.take() else { return Ok(()) };
+        observed.extend(self.order.iter().copied());
+        let mut seen = vec![false; self.order.len()];
+        observed.retain(|&group| !std::mem::replace(&mut seen[group], true));
+        let mut order: Vec<u64> = observed.iter().map(|&group| group as u64).collect();
+        engine.group.broadcast(&mut order, 0)?;
+        self.order = order
+            .iter()
+            .map(|&group| usize::try_from(group).expect("a group index should fit"))
+            .collect();
+        Ok(())
+    }
+}
+
+impl Collected {
+    /// Adds the gradients of all reads, the last read first, as Burn does for a plain parameter.
+    fn add_up<B: HostBackend>(&mut self, engine: &Engine) {
+        self.arrived.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+        let mut terms = self.arrived.drain(..).map(|(_, gradient)| gradient);
+        let Some(mut sum) = terms.next() else { return };
+        for term in terms {
+            engine.ledger.sub(MemoryKind::Gradients, term.as_bytes().len());
+            sum = B::to_host(B::float_add(B::from_host(term), B::from_host(sum)));
+        }
+        self.sum = Some(sum);
+    }
+}

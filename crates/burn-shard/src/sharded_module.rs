@@ -1,0 +1,277 @@
+//! The wrapper users put around their module.
+
+use std::any::type_name;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use burn::module::{
+    Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+};
+use burn::optim::GradientsParams;
+use burn::tensor::Device;
+use burn_shard_comm::ProcessGroup;
+
+use crate::attach::note_leaves;
+use crate::bind::{Storage, detach};
+use crate::engine::Engine;
+use crate::layout::ParamSpec;
+use crate::memory::MemoryReport;
+use crate::{Error, ShardingStrategy};
+
+/// How a module is sharded.
+#[derive(Clone, Debug)]
+pub struct ShardConfig {
+    pub(crate) strategy: ShardingStrategy,
+    pub(crate) group_cap_bytes: usize,
+}
+
+impl ShardConfig {
+    /// The strategy, with groups of parameters of at most 25 MiB (the default bucket of PyTorch's
+    /// DDP).
+    #[must_use]
+    pub fn new(strategy: ShardingStrategy) -> Self {
+        Self { strategy, group_cap_bytes: 25 << 20 }
+    }
+
+    /// Sets the most bytes of parameters that share one collective. Larger groups mean fewer
+    /// collectives; under [`ShardingStrategy::Full`] about two of them are unsharded at a time.
+    /// A parameter that is larger by itself is a group of its own.
+    #[must_use]
+    pub fn with_group_cap_bytes(mut self, group_cap_bytes: usize) -> Self {
+        self.group_cap_bytes = group_cap_bytes;
+        self
+    }
+}
+
+impl From<ShardingStrategy> for ShardConfig {
+    fn from(strategy: ShardingStrategy) -> Self {
+        Self::new(strategy)
+    }
+}
+
+/// A module whose training is sharded over the ranks of a process group.
+///
+/// Dereferences to the module, so `model.forward(x)` stays as it is, and so does the training loop:
+/// `loss.backward()`, `GradientsParams::from_grads`, optimizer step. During backward, gradients are
+/// averaged over the ranks, one collective per group of parameters, while it still runs.
+///
+/// What a rank holds is said in [`ShardingStrategy`]. Which figures mean the shard:
+///
+/// | | `Replicated`, `OptimizerState` | `Gradients` | `Full` |
+/// |---|---|---|---|
+/// | stored parameters, records, display | full | full | shard, `[shard_numel, 1, ..]` |
+/// | gradients in `GradientsParams` | full average | shard of the average | shard of the average |
+/// | `num_params` of the wrapper | full | full | full |
+///
+/// Reading a parameter (`Param::val`, which all of `burn::nn` does) always gives the full tensor.
+/// A gradient is the mean over all ranks, counting zeros for ranks that did not use the parameter;
+/// a parameter that no rank used has no gradient, so no weight decay and no momentum step either.
+///
+/// Evaluate with [`valid`](Module::valid), as always in Burn: a forward on the training module whose
+/// backward never runs delays the reductions of the next backward to its end.
+///
+/// # Collectives
+///
+/// All ranks must read the same parameters in the same order under [`ShardingStrategy::Full`], run
+/// backward the same number of times, and step together. What goes wrong inside forward, backward
+/// or an optimizer step panics with the error's text (Burn's signatures return no errors);
+/// [`ProcessGroup::spawn`] turns the panic into an error and ends the other ranks' waits.
+#[derive(Clone)]
+pub struct ShardedModule<M> {
+    inner: M,
+    engine: Arc<Engine>,
+}
+
+impl<M: Module> ShardedModule<M> {
+    /// Wraps `module`. Every rank ends with rank 0's parameters and buffers, or its shards of them.
+    ///
+    /// `config` is a [`ShardingStrategy`] or a [`ShardConfig`].
+    ///
+    /// # Errors
+    ///
+    /// On every rank, before anything is sent: a parameter reachable by two paths, or with a
+    /// reparameterization of its own; a dtype that cannot be communicated; parameters on several
+    /// devices; no parameters; modules that differ between ranks ([`Error::PlanMismatch`]).
+    /// After that only failures of the communicator, or [`Error::DTypeChanged`].
+    ///
+    /// # Panics
+    ///
+    /// If the module is not on the `flex` backend, the only one so far.
+    pub fn new(
+        module: M,
+        config: impl Into<ShardConfig>,
+        group: &ProcessGroup,
+    ) -> Result<Self, Error> {
+        let (engine, inner) = crate::wrap::wrap(module, &config.into(), group)?;
+        Ok(Self { inner, engine })
+    }
+
+    /// The strategy it was wrapped with.
+    #[must_use]
+    pub fn strategy(&self) -> ShardingStrategy {
+        self.engine.strategy
+    }
+
+    /// The process group it was wrapped with.
+    #[must_use]
+    pub fn group(&self) -> &ProcessGroup {
+        &self.engine.group
+    }
+
+    /// Model-state bytes on this rank, by kind, counted as they live.
+    ///
+    /// Gradients that an all-reduce left in Burn's own tensors count until backward returns.
+    #[must_use]
+    pub fn memory(&self) -> MemoryReport {
+        self.engine.ledger.report()
+    }
+
+    /// Sets the peaks of [`memory`](Self::memory) to what is live now.
+    pub fn reset_memory_peak(&self) {
+        self.engine.ledger.reset_peak();
+    }
+
+    /// Paths, full shapes and dtypes of the parameters, in the order of the plan.
+    #[must_use]
+    pub fn params(&self) -> &[ParamSpec] {
+        &self.engine.plan.params
+    }
+
+    /// The parameters that share a collective, as indices into [`params`](Self::params), in plan
+    /// order.
+    #[must_use]
+    pub fn groups(&self) -> Vec<Vec<usize>> {
+        self.engine.plan.groups.iter().map(|group| group.members.clone()).collect()
+    }
+
+    /// The plain module with full parameters, on every rank: for saving, or for inference without
+    /// the group. A collective under [`ShardingStrategy::Full`].
+    ///
+    /// # Panics
+    ///
+    /// If a collective fails.
+    #[must_use]
+    pub fn unsharded(&self) -> M {
+        let full = self.inner.valid().materialize();
+        self.engine.reshard();
+        full
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Takes the stored tensors and their gradients out.
+    pub(crate) fn into_parts(self) -> (Arc<Engine>, M) {
+        (self.engine, self.inner)
+    }
+
+    pub(crate) fn from_parts(engine: Arc<Engine>, inner: M) -> Self {
+        note_leaves(&engine, &inner);
+        Self { inner, engine }
+    }
+
+    /// Makes a new value of the module, whose tensors `change` may replace.
+    fn remade(self, change: impl FnOnce(M) -> M) -> Self {
+        let Self { inner, engine } = self;
+        let _instance = engine.new_instance();
+        let mut inner = change(inner);
+        if engine.strategy.shards_parameters() {
+            // What an optimizer made are separate tensors; the next gather needs flat buffers.
+            let (skeleton, detached) = detach(&engine, inner, &mut GradientsParams::new());
+            inner = Storage::pack(&engine, detached).bind(&engine, skeleton);
+        }
+        Self::from_parts(engine, inner)
+    }
+
+    /// Refuses what would go wrong without a word. Burn's `map` returns no error.
+    fn check_mapper<Mapper>(&self) {
+        let mapper = type_name::<Mapper>();
+        assert!(
+            !mapper.contains("ApplyReparameterization"),
+            "rank {}: parameters of a sharded module carry a reparameterization already, and Burn \
+             cannot nest them (apply LoRA before wrapping, on layers that stay unwrapped)",
+            self.engine.rank(),
+        );
+        let own_optimizer = self.engine.strategy.gathers_after_step();
+        assert!(
+            !own_optimizer || !mapper.contains("ModuleOptimizerMapper"),
+            "rank {}: under strategy {} a stock optimizer would keep the whole state on every rank, \
+             or step with a part of the gradients (use burn_shard::Oss, or strategy ddp or zero3)",
+            self.engine.rank(),
+            self.engine.strategy,
+        );
+    }
+}
+
+impl<M> Deref for ShardedModule<M> {
+    type Target = M;
+
+    fn deref(&self) -> &M {
+        &self.inner
+    }
+}
+
+impl<M: fmt::Debug> fmt::Debug for ShardedModule<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardedModule")
+            .field("strategy", &self.engine.strategy)
+            .field("rank", &self.engine.rank())
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: Module> Module for ShardedModule<M> {
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        self.inner.collect_devices(devices)
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        self.remade(|inner| inner.fork(device))
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        self.remade(|inner| inner.to_device(device))
+    }
+
+    fn train(self) -> Self {
+        self.remade(Module::train)
+    }
+
+    fn valid(&self) -> Self {
+        Self { inner: self.inner.valid(), engine: Arc::clone(&self.engine) }
+    }
+
+    /// Full parameters, still wrapped in name only: prefer [`ShardedModule::unsharded`].
+    fn materialize(self) -> Self {
+        let inner = self.inner.materialize();
+        Self { inner, engine: self.engine }
+    }
+
+    fn num_params(&self) -> usize {
+        self.engine.plan.numel()
+    }
+
+    fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
+        self.inner.visit(visitor);
+    }
+
+    fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
+        self.check_mapper::<Mapper>();
+        self.remade(|inner| inner.map(mapper))
+    }
+}
+
+impl<M: ModuleDisplayDefault> ModuleDisplayDefault for ShardedModule<M> {
+    fn content(&self, content: Content) -> Option<Content> {
+        self.inner.content(content)
+    }
+
+    fn num_params(&self) -> usize {
+        self.engine.plan.numel()
+    }
+}
+
+impl<M: ModuleDisplay> ModuleDisplay for ShardedModule<M> {}

@@ -1,0 +1,154 @@
+//! Gathered parameters under [`ShardingStrategy::Full`](crate::ShardingStrategy::Full).
+//!
+//! The first read of a group's member gathers the whole group, one collective; the other members
+//! take their piece. Each gathered parameter has a buffer of its own, so that a consumer that keeps
+//! one (Burn's embedding keeps its weight until backward) does not keep its neighbours.
+//!
+//! What is dropped when depends on the sequence of reads alone, which is the same on every rank,
+//! never on which tensors happen to be alive: ranks must agree on every gather.
+
+use std::sync::Arc;
+
+use burn::tensor::Bytes;
+
+use crate::Error;
+use crate::engine::Engine;
+use crate::host::{HostTensor, PiecesMut, TensorSegments};
+use crate::memory::MemoryKind;
+use crate::plan::Plan;
+
+/// Besides the group being read, this many groups with members still to be read stay gathered.
+const KEPT_GROUPS: usize = 1;
+
+/// The groups that are gathered now.
+#[derive(Debug)]
+pub(crate) struct Unsharded {
+    groups: Vec<Option<Gathered>>,
+    clock: u64,
+}
+
+#[derive(Debug)]
+struct Gathered {
+    /// The shards these parameters were gathered from; other shards are another value of the module.
+    shards: Arc<Bytes>,
+    full: Vec<HostTensor>,
+    unread: Vec<bool>,
+    last_read: u64,
+}
+
+impl Unsharded {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        Self { groups: plan.groups.iter().map(|_| None).collect(), clock: 0 }
+    }
+
+    /// The full parameter `index` of which `shard` is this rank's part.
+    pub(crate) fn get(
+        &mut self,
+        engine: &Engine,
+        index: usize,
+        shard: &HostTensor,
+    ) -> Result<HostTensor, Error> {
+        let place = engine.plan.place[index];
+        let layout = &engine.plan.groups[place.group].layout;
+        let offset = layout.members[place.member].shard_offset;
+        let Some(shards) = shard.flat(offset, layout.shard_len) else {
+            // Not bound to its group's buffer: someone put another tensor in its place.
+            return gather_one(engine, index, shard);
+        };
+        self.clock += 1;
+        let bound = |gathered: &Gathered| Arc::ptr_eq(&gathered.shards, shards);
+        if !self.groups[place.group].as_ref().is_some_and(bound) {
+            self.groups[place.group] = None;
+            self.make_room();
+            self.groups[place.group] = Some(gather(engine, place.group, shards, self.clock)?);
+        }
+        let gathered = self.groups[place.group].as_mut().expect("the group was just gathered");
+        gathered.unread[place.member] = false;
+        gathered.last_read = self.clock;
+        Ok(gathered.full[place.member].clone())
+    }
+
+    /// Drops groups of which every member was read, and the least recently read of the others.
+    fn make_room(&mut self) {
+        for slot in &mut self.groups {
+            if slot.as_ref().is_some_and(|g| g.unread.iter().all(|&unread| !unread)) {
+                *slot = None;
+            }
+        }
+        while self.groups.iter().flatten().count() > KEPT_GROUPS {
+            let oldest = self
+                .groups
+                .iter_mut()
+                .filter(|slot| slot.is_some())
+                .min_by_key(|slot| slot.as_ref().map(|g| g.last_read));
+            if let Some(slot) = oldest {
+                *slot = None;
+            }
+        }
+    }
+
+    /// Drops one group: its gradients are complete.
+    pub(crate) fn drop_group(&mut self, group: usize) {
+        self.groups[group] = None;
+    }
+
+    /// Drops all groups.
+    pub(crate) fn clear(&mut self) {
+        self.groups.fill_with(|| None);
+    }
+}
+
+/// All-gathers a group from its flat shard buffer.
+fn gather(
+    engine: &Engine,
+    group: usize,
+    shards: &Arc<Bytes>,
+    clock: u64,
+) -> Result<Gathered, Error> {
+    let group = &engine.plan.groups[group];
+    let tensors = group
+        .layout
+        .members
+        .iter()
+        .map(|m| {
+            let shape = [m.shard_numel];
+            let shard = HostTensor::view(Arc::clone(shards), m.shard_offset, &shape, group.dtype);
+            (m.shard_numel, Some(shard))
+        })
+        .collect();
+    let full = all_gather(engine, &group.members, TensorSegments { dtype: group.dtype, tensors })?;
+    Ok(Gathered {
+        shards: Arc::clone(shards),
+        unread: vec![true; full.len()],
+        full,
+        last_read: clock,
+    })
+}
+
+/// All-gathers one parameter from a shard outside its group's buffer.
+fn gather_one(engine: &Engine, index: usize, shard: &HostTensor) -> Result<HostTensor, Error> {
+    let tensors = vec![(shard.numel(), Some(shard.clone()))];
+    let input = TensorSegments { dtype: shard.dtype(), tensors };
+    let mut full = all_gather(engine, &[index], input)?;
+    Ok(full.remove(0))
+}
+
+fn all_gather(
+    engine: &Engine,
+    members: &[usize],
+    input: TensorSegments,
+) -> Result<Vec<HostTensor>, Error> {
+    let dtype = input.dtype;
+    let params = members.iter().map(|&index| &engine.plan.params[index]);
+    let mut buffers: Vec<_> = params
+        .clone()
+        .map(|param| engine.pool.take(MemoryKind::Unsharded, param.size_bytes()))
+        .collect();
+    let pieces = buffers.iter_mut().map(crate::buffer::Buffer::bytes_mut).collect();
+    let mut output = PiecesMut { dtype, pieces };
+    engine.group.communicator().all_gather(Arc::new(input), &mut output)?;
+    let freeze = |(buffer, param): (crate::buffer::Buffer, &crate::ParamSpec)| {
+        HostTensor::view(buffer.freeze(), 0, &param.shape, dtype)
+    };
+    Ok(buffers.into_iter().zip(params).map(freeze).collect())
+}

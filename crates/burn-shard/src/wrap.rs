@@ -1,0 +1,205 @@
+//! Wrapping: rank 0's parameters and buffers reach every rank, which keeps its part.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Bool, Bytes, Int, Tensor, TensorData};
+use burn_shard_comm::{DType, Segments};
+
+use crate::Error;
+use crate::attach::{Path, attach, inspect, note_leaves};
+use crate::bind::{AutodiffState, Storage, from_host, stored, stored_len, to_host};
+use crate::buffer::Buffer;
+use crate::engine::Engine;
+use crate::host::{HostTensor, PiecesMut, TensorSegments};
+use crate::memory::MemoryKind;
+use crate::plan::Plan;
+use crate::sharded_module::ShardConfig;
+
+/// Plans, distributes and attaches. Every rank calls it with the same kind of module.
+pub(crate) fn wrap<M: Module>(
+    module: M,
+    config: &ShardConfig,
+    group: &burn_shard_comm::ProcessGroup,
+) -> Result<(Arc<Engine>, M), Error> {
+    let rank = group.rank();
+    let checked = check(&module, config, group);
+    // A rank that cannot go on tells the others, instead of leaving them in the next collective.
+    let refusals = group.all_gather_bytes(
+        checked.as_ref().err().map(ToString::to_string).unwrap_or_default().as_bytes(),
+    )?;
+    let plan = checked?;
+    if let Some(other) = refusals.iter().position(|message| !message.is_empty()) {
+        let message = String::from_utf8_lossy(&refusals[other]).into_owned();
+        return Err(Error::OtherRankRefused { rank, other, message });
+    }
+    plan.agree(&config.strategy.to_string(), group)?;
+
+    let engine = Engine::new(group.clone(), config.strategy, plan);
+    let mut distribute = Distribute {
+        engine: &engine,
+        index: engine.plan.index(),
+        path: Path::default(),
+        flats: engine.plan.groups.iter().map(|_| None).collect(),
+        states: engine.plan.params.iter().map(|_| None).collect(),
+        error: None,
+    };
+    let skeleton = module.map(&mut distribute);
+    let Distribute { flats, states, error, .. } = distribute;
+    if let Some(error) = error {
+        return Err(error);
+    }
+    let planned = "every parameter of the plan should have been met";
+    let flats = flats.into_iter().map(|flat| flat.expect(planned).freeze()).collect();
+    let states = states.into_iter().map(|state| state.expect(planned)).collect();
+    let module = Storage::new(flats, states).bind(&engine, skeleton);
+    let module = attach(&engine, module);
+    note_leaves(&engine, &module);
+    engine.ledger.reset_peak();
+    Ok((engine, module))
+}
+
+/// What this rank can refuse by itself.
+fn check<M: Module>(
+    module: &M,
+    config: &ShardConfig,
+    group: &burn_shard_comm::ProcessGroup,
+) -> Result<Plan, Error> {
+    let devices = module.devices();
+    if devices.len() > 1 {
+        return Err(Error::SeveralDevices { rank: group.rank(), count: devices.len() });
+    }
+    let params = inspect(module, group.rank())?;
+    Plan::new(params, config.group_cap_bytes, group.world_size())
+}
+
+struct Distribute<'a> {
+    engine: &'a Arc<Engine>,
+    index: HashMap<String, usize>,
+    path: Path,
+    flats: Vec<Option<Buffer>>,
+    states: Vec<Option<AutodiffState>>,
+    error: Option<Error>,
+}
+
+impl Distribute<'_> {
+    /// Rank 0's value of `tensor`, on every rank.
+    fn broadcast(&mut self, mut tensor: HostTensor) -> HostTensor {
+        let result = if self.engine.rank() == 0 {
+            let numel = tensor.numel();
+            let tensors = vec![(numel, Some(tensor.clone()))];
+            let input: Arc<dyn Segments> =
+                Arc::new(TensorSegments { dtype: tensor.dtype(), tensors });
+            self.engine.group.communicator().broadcast(Some(input), None, 0)
+        } else {
+            let dtype = tensor.dtype();
+            let mut output = PiecesMut { dtype, pieces: vec![tensor.as_bytes_mut()] };
+            self.engine.group.communicator().broadcast(None, Some(&mut output), 0)
+        };
+        if let Err(error) = result {
+            self.error.get_or_insert(error.into());
+        }
+        tensor
+    }
+
+    fn broadcast_data(&mut self, data: TensorData) -> TensorData {
+        let (bytes, shape, dtype) = data.into_parts();
+        let mut bytes = bytes.to_vec();
+        if self.error.is_none()
+            && let Err(error) = self.engine.group.broadcast(&mut bytes, 0)
+        {
+            self.error = Some(error.into());
+        }
+        TensorData::from_bytes(Bytes::from_bytes_vec(bytes), shape, dtype)
+    }
+
+    /// Copies this rank's part of `full` into the flat buffer of its group.
+    fn store(&mut self, index: usize, full: &HostTensor) {
+        let engine = self.engine;
+        let place = engine.plan.place[index];
+        let group = &engine.plan.groups[place.group];
+        let member = &group.layout.members[place.member];
+        let size = group.dtype.size_bytes();
+        let flat = self.flats[place.group].get_or_insert_with(|| {
+            engine.pool.zeros(MemoryKind::Parameters, stored_len(engine, group) * size)
+        });
+        let (offset, _) = stored(engine, member);
+        let part = if engine.strategy.shards_parameters() {
+            member.owned(engine.rank())
+        } else {
+            0..member.numel
+        };
+        let part = &full.as_bytes()[part.start * size..part.end * size];
+        flat.bytes_mut()[offset * size..offset * size + part.len()].copy_from_slice(part);
+    }
+
+    fn check_dtype(&mut self, index: usize, found: DType) -> bool {
+        let spec = &self.engine.plan.params[index];
+        if spec.dtype == found {
+            return true;
+        }
+        self.error.get_or_insert(Error::DTypeChanged {
+            rank: self.engine.rank(),
+            path: spec.path.clone(),
+            planned: format!("{:?}", spec.dtype),
+            found: format!("{found:?}"),
+        });
+        false
+    }
+}
+
+impl ModuleMapper for Distribute<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.error.is_some() {
+            return param;
+        }
+        let index = self.index.get(&self.path.join()).copied();
+        let (id, tensor, mapper) = param.consume();
+        let state = AutodiffState::of(&tensor);
+        let device = tensor.clone().without_autodiff().device();
+        let own = to_host(tensor);
+        let Some(index) = index else {
+            // A buffer, such as a running mean: the same on every rank.
+            let value = self.broadcast(own);
+            return Param::from_mapped_value(id, state.lift(from_host(value)), mapper);
+        };
+        if self.check_dtype(index, own.dtype()) {
+            let full = self.broadcast(own);
+            if self.error.is_none() {
+                self.store(index, &full);
+                self.states[index] = Some(state);
+            }
+        }
+        Param::from_mapped_value(id, Tensor::<D>::zeros([0; D], &device), mapper)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        param.map(|tensor| {
+            let device = tensor.device();
+            let data = self.broadcast_data(tensor.into_data());
+            let dtype = data.dtype();
+            Tensor::from_data(data, (&device, dtype))
+        })
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        param.map(|tensor| {
+            let device = tensor.device();
+            let data = self.broadcast_data(tensor.into_data());
+            let dtype = data.dtype();
+            Tensor::from_data(data, (&device, dtype))
+        })
+    }
+}

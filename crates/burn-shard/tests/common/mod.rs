@@ -1,0 +1,265 @@
+//! The oracle: plain data parallelism in a few lines, and models with odd shapes to try it on.
+//!
+//! It shares nothing with the code under test but the communicator's all_reduce.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::nn::{
+    Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig,
+};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::prelude::*;
+use burn::tensor::activation::gelu;
+use burn_shard::{ProcessGroup, ReduceOp};
+
+/// Bits of every float parameter by path, in the order of the module.
+pub type Bits = Vec<(String, Vec<u32>)>;
+
+pub fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
+    tensor.into_data().iter::<f32>().map(f32::to_bits).collect()
+}
+
+/// Averages the gradients of a plain model over the ranks, in rank order.
+pub struct PlainDp<'a> {
+    pub group: &'a ProcessGroup,
+    pub gradients: &'a mut GradientsParams,
+}
+
+impl ModuleVisitor for PlainDp<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let gradient = self.gradients.remove::<D>(param.id);
+        let mut used = [u8::from(gradient.is_some())];
+        self.group.all_reduce(&mut used, ReduceOp::Max).unwrap();
+        if used[0] == 0 {
+            return;
+        }
+        let shape = param.base().dims();
+        let device = Device::flex();
+        let gradient = gradient.unwrap_or_else(|| Tensor::zeros(shape, &device));
+        let mut values: Vec<f32> = gradient.into_data().iter().collect();
+        self.group.all_reduce(&mut values, ReduceOp::Mean).unwrap();
+        let data = TensorData::new(values, shape);
+        self.gradients.register(param.id, Tensor::<D>::from_data(data, &device));
+    }
+}
+
+/// One step of the oracle: backward, average, stock optimizer.
+pub fn plain_dp_gradients<M: Module>(
+    loss: &Tensor<1>,
+    model: &M,
+    group: &ProcessGroup,
+) -> GradientsParams {
+    let mut gradients = GradientsParams::from_grads(loss.backward(), model);
+    model.visit(&mut PlainDp { group, gradients: &mut gradients });
+    gradients
+}
+
+struct Collect<'a, F> {
+    path: Vec<String>,
+    out: Bits,
+    read: &'a mut F,
+}
+
+/// Reads something of each float parameter.
+pub trait Read {
+    fn read<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Option<Vec<u32>>;
+}
+
+impl<F: Read> ModuleVisitor for Collect<'_, F> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(bits) = self.read.read(param) {
+            self.out.push((self.path.join("."), bits));
+        }
+    }
+}
+
+fn collect<M: Module, F: Read>(module: &M, mut read: F) -> Bits {
+    let mut visitor = Collect { path: vec![], out: vec![], read: &mut read };
+    module.visit(&mut visitor);
+    visitor.out
+}
+
+struct Values;
+
+impl Read for Values {
+    fn read<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Option<Vec<u32>> {
+        Some(bits(param.base()))
+    }
+}
+
+struct Gradients<'a>(&'a GradientsParams);
+
+impl Read for Gradients<'_> {
+    fn read<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Option<Vec<u32>> {
+        self.0.get::<D>(param.id).map(bits)
+    }
+}
+
+struct Ids;
+
+impl Read for Ids {
+    fn read<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Option<Vec<u32>> {
+        let id = param.id.val();
+        #[allow(clippy::cast_possible_truncation, reason = "the two halves")]
+        Some(vec![id as u32, (id >> 32) as u32])
+    }
+}
+
+pub fn values<M: Module>(module: &M) -> Bits {
+    collect(module, Values)
+}
+
+pub fn gradients<M: Module>(module: &M, gradients: &GradientsParams) -> Bits {
+    collect(module, Gradients(gradients))
+}
+
+/// Parameter ids by path.
+pub fn ids<M: Module>(module: &M) -> Vec<(String, ParamId)> {
+    collect(module, Ids)
+        .into_iter()
+        .map(|(path, half)| (path, (u64::from(half[0]) | u64::from(half[1]) << 32).into()))
+        .collect()
+}
+
+/// This rank's shard of each full parameter (or gradient), zeros as padding.
+pub fn shards_of(full: &Bits, group: &ProcessGroup) -> Bits {
+    let shard = |values: &Vec<u32>| {
+        let len = values.len().div_ceil(group.world_size());
+        let mut padded = values.clone();
+        padded.resize(len * group.world_size(), 0);
+        padded[group.rank() * len..][..len].to_vec()
+    };
+    full.iter().map(|(path, values)| (path.clone(), shard(values))).collect()
+}
+
+/// The stock optimizer's state by `path.name`, in no particular order.
+pub fn stock_state<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> Bits {
+    let ids = ids(module);
+    let record = optimizer.to_record();
+    let mut state: Bits = record
+        .tensors
+        .iter()
+        .map(|tensor| {
+            let (id, name) = tensor.name.split_once('.').unwrap();
+            let (path, _) = ids.iter().find(|(_, p)| p.val().to_string() == id).unwrap();
+            let bits = tensor.data.iter::<f32>().map(f32::to_bits).collect();
+            (format!("{path}.{name}"), bits)
+        })
+        .collect();
+    state.sort();
+    state
+}
+
+#[track_caller]
+pub fn assert_bits(what: &str, step: usize, actual: &Bits, expected: &Bits) {
+    let paths = |bits: &Bits| bits.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
+    assert_eq!(paths(actual), paths(expected), "{what}, step {step}: parameters differ");
+    for ((path, actual), (_, expected)) in actual.iter().zip(expected) {
+        let first = actual.iter().zip(expected).position(|(a, e)| a != e);
+        assert!(
+            first.is_none() && actual.len() == expected.len(),
+            "{what}, step {step}: `{path}` differs first at {first:?} of {} ({} expected)",
+            actual.len(),
+            expected.len(),
+        );
+    }
+}
+
+/// Odd shapes, an embedding tied to the output, a layer called twice, a scalar-like parameter
+/// smaller than the number of ranks, an empty one, a frozen one and one that is never used.
+#[derive(Module, Debug)]
+pub struct OddNet {
+    embedding: Embedding,
+    input: Linear,
+    twice: Linear,
+    norm: LayerNorm,
+    narrow: Linear,
+    scale: Param<Tensor<1>>,
+    bias: Param<Tensor<1>>,
+    empty: Param<Tensor<2>>,
+    frozen: Linear,
+    unused: Linear,
+    sometimes: Linear,
+    dropout: Dropout,
+}
+
+pub const VOCAB: usize = 19;
+
+impl OddNet {
+    pub fn new(device: &Device) -> Self {
+        Self::with_dropout(device, 0.0)
+    }
+
+    pub fn with_dropout(device: &Device, dropout: f64) -> Self {
+        Self {
+            embedding: EmbeddingConfig::new(VOCAB, 7).init(device),
+            input: LinearConfig::new(7, 15).init(device),
+            twice: LinearConfig::new(15, 15).init(device),
+            norm: LayerNormConfig::new(15).init(device),
+            narrow: LinearConfig::new(15, 7).with_bias(false).init(device),
+            scale: Param::from_tensor(Tensor::ones([1], device)),
+            bias: Param::from_tensor(Tensor::zeros([17], device)),
+            empty: Param::from_tensor(Tensor::zeros([0, 3], device)),
+            frozen: LinearConfig::new(7, 7).init(device).freeze(),
+            unused: LinearConfig::new(3, 5).init(device),
+            sometimes: LinearConfig::new(7, 7).init(device),
+            dropout: DropoutConfig::new(dropout).init(),
+        }
+    }
+
+    /// Mean cross-entropy of predicting `targets` from `tokens`.
+    pub fn loss(&self, batch: &Batch, device: &Device) -> Tensor<1> {
+        let [rows, columns] = batch.tokens.dims();
+        let x = self.embedding.forward(batch.tokens.clone().to_device(device));
+        let x = self.frozen.forward(x.clone()) + x;
+        let x = if batch.sometimes { self.sometimes.forward(x.clone()) + x } else { x };
+        let x = gelu(self.input.forward(x));
+        let x = self.twice.forward(gelu(self.twice.forward(x.clone()))) + x;
+        let x = self.narrow.forward(self.dropout.forward(self.norm.forward(x)));
+        let x = x * self.scale.val().reshape([1, 1, 1]);
+        // Tied: the embedding is read a second time.
+        let logits = x
+            .reshape([rows * columns, 7])
+            .matmul(self.embedding.weight.val().swap_dims(0, 1));
+        let bias = Tensor::cat(vec![self.bias.val(), self.scale.val(), self.scale.val()], 0);
+        let logits = logits + bias.unsqueeze();
+        let log_probabilities = burn::tensor::activation::log_softmax(logits, 1);
+        let targets = batch.targets.clone().to_device(device).reshape([rows * columns, 1]);
+        log_probabilities.gather(1, targets).mean().neg()
+    }
+}
+
+/// Data that differs per rank and step.
+pub struct Batch {
+    pub tokens: Tensor<2, Int>,
+    pub targets: Tensor<2, Int>,
+    /// Whether this rank uses the layer that only some ranks use.
+    pub sometimes: bool,
+}
+
+impl Batch {
+    pub fn new(rank: usize, step: usize, device: &Device) -> Self {
+        let token = |i: usize| ((i + 3) * (rank * 7 + step * 5 + 11) * 13 % 1009) % VOCAB;
+        let ints = |shift: usize| {
+            let data: Vec<i64> = (0..12).map(|i| token(i + shift) as i64).collect();
+            Tensor::<2, Int>::from_data(TensorData::new(data, [3, 4]), device)
+        };
+        // On no rank in every third step, on one rank otherwise.
+        let sometimes = !step.is_multiple_of(3) && rank == step % 2;
+        Self { tokens: ints(0), targets: ints(1), sometimes }
+    }
+}
