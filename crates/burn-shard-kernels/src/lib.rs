@@ -2,7 +2,7 @@
 //! Burn's stock optimizers make one pass per tensor operation.
 //!
 //! What lives here: Adam, [AdamW](adamw_step) and SGD on host memory, and a plain scalar loop for
-//! each in [`reference`]. What does not: parameters, modules, ranks, learning rate schedules. A
+//! each in [`mod@reference`]. What does not: parameters, modules, ranks, learning rate schedules. A
 //! step sees only the elements it is given, so a rank may pass its shard of a flat parameter.
 //!
 //! # Equality with Burn
