@@ -183,36 +183,48 @@ fn blocks_are_exclusive_aligned_zeroed_and_counted_under_threads() {
     assert_eq!(ALLOCATOR.cached_bytes(), 0);
 
     counters_follow_the_layouts();
+    #[cfg(target_os = "linux")]
+    a_block_stays_in_its_class();
     what_cannot_be_had_is_null();
 }
 
+fn layout(size: usize) -> Layout {
+    Layout::from_size_align(size, 64).unwrap()
+}
+
 fn counters_follow_the_layouts() {
-    let layout = |size| Layout::from_size_align(size, 64).unwrap();
     let before_bytes = ALLOCATOR.live_bytes();
     ALLOCATOR.reset_peak();
     let mut filled = Filled::new(layout(3 << 20), false, 1);
     assert_eq!(ALLOCATOR.live_bytes(), before_bytes + (3 << 20));
-    let in_place = filled.ptr;
-    filled.resize(4 << 20);
-    assert_eq!(filled.ptr, in_place, "the same class stays in place");
-    filled.resize((2 << 20) + 1);
-    assert_eq!(filled.ptr, in_place, "the same class stays in place");
-    assert_eq!(ALLOCATOR.live_bytes(), before_bytes + (2 << 20) + 1);
-    // To stay would be to be freed as a smaller block, and to lose the rest.
-    filled.resize(2 << 20);
-    #[cfg(target_os = "linux")]
-    assert_eq!(ALLOCATOR.cached_bytes(), 4 << 20);
-    filled.resize(THRESHOLD_BYTES - 1);
-    filled.resize(THRESHOLD_BYTES);
-    filled.resize(100);
-    assert_eq!(ALLOCATOR.live_bytes(), before_bytes + 100);
-    filled.resize(5000);
-    assert_eq!(ALLOCATOR.live_bytes(), before_bytes + 5000);
+    for size in [4 << 20, (2 << 20) + 1, THRESHOLD_BYTES - 1, THRESHOLD_BYTES, 100, 5000] {
+        filled.resize(size);
+        assert_eq!(ALLOCATOR.live_bytes(), before_bytes + size);
+    }
     drop(filled);
     assert_eq!(ALLOCATOR.live_bytes(), before_bytes);
-    // The move to 2 MiB held both blocks.
+    assert!(ALLOCATOR.peak_bytes() >= before_bytes + (4 << 20));
+    ALLOCATOR.reset_peak();
+    assert_eq!(ALLOCATOR.peak_bytes(), before_bytes);
+}
+
+#[cfg(target_os = "linux")]
+fn a_block_stays_in_its_class() {
+    let before_bytes = ALLOCATOR.live_bytes();
+    ALLOCATOR.release_cached();
+    ALLOCATOR.reset_peak();
+    let mut filled = Filled::new(layout(3 << 20), false, 1);
+    let in_place = filled.ptr;
+    filled.resize(4 << 20);
+    assert_eq!(filled.ptr, in_place);
+    filled.resize((2 << 20) + 1);
+    assert_eq!(filled.ptr, in_place);
+    // To stay would be to be freed as a smaller block, and to lose the rest.
+    filled.resize(2 << 20);
+    assert_eq!(ALLOCATOR.cached_bytes(), 4 << 20);
+    // The move held both blocks.
     assert_eq!(ALLOCATOR.peak_bytes(), before_bytes + (4 << 20) + 1);
-    #[cfg(target_os = "linux")]
+    drop(filled);
     assert_eq!(ALLOCATOR.cached_bytes(), (4 << 20) + (2 << 20));
 }
 
