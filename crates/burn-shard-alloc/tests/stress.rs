@@ -197,7 +197,14 @@ fn counters_follow_the_layouts() {
     ALLOCATOR.reset_peak();
     let mut filled = Filled::new(layout(3 << 20), false, 1);
     assert_eq!(ALLOCATOR.live_bytes(), before_bytes + (3 << 20));
-    for size in [4 << 20, (2 << 20) + 1, THRESHOLD_BYTES - 1, THRESHOLD_BYTES, 100, 5000] {
+    for size in [
+        4 << 20,
+        (2 << 20) + 1,
+        THRESHOLD_BYTES - 1,
+        THRESHOLD_BYTES,
+        100,
+        5000,
+    ] {
         filled.resize(size);
         assert_eq!(ALLOCATOR.live_bytes(), before_bytes + size);
     }
