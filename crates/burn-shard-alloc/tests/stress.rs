@@ -1,6 +1,6 @@
 //! The allocator as the global one of this binary, under threads.
 //!
-//! One test function: counters are of the whole process, and so are the harness's own threads.
+//! Exact counts are checked on instances of their own: of the global one, the harness has a share.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which may panic")]
 
@@ -18,6 +18,7 @@ static ALLOCATOR: HugePageAllocator = HugePageAllocator::new().with_cached_bytes
 
 /// A raw allocation, filled with a pattern of its own that is checked before it is freed.
 struct Filled {
+    allocator: &'static HugePageAllocator,
     ptr: *mut u8,
     layout: Layout,
     seed: u8,
@@ -27,20 +28,25 @@ struct Filled {
 unsafe impl Send for Filled {}
 
 impl Filled {
-    fn new(layout: Layout, zeroed: bool, seed: u8) -> Self {
+    fn new(allocator: &'static HugePageAllocator, layout: Layout, zeroed: bool, seed: u8) -> Self {
         let ptr = if zeroed {
             // SAFETY: no layout of this test is empty.
-            unsafe { ALLOCATOR.alloc_zeroed(layout) }
+            unsafe { allocator.alloc_zeroed(layout) }
         } else {
             // SAFETY: no layout of this test is empty.
-            unsafe { ALLOCATOR.alloc(layout) }
+            unsafe { allocator.alloc(layout) }
         };
         assert!(!ptr.is_null());
         assert!(
             ptr.addr().is_multiple_of(layout.align()),
             "{layout:?} at {ptr:p}"
         );
-        let mut filled = Self { ptr, layout, seed };
+        let mut filled = Self {
+            allocator,
+            ptr,
+            layout,
+            seed,
+        };
         if zeroed {
             assert!(
                 filled.bytes().iter().all(|&byte| byte == 0),
@@ -76,7 +82,7 @@ impl Filled {
     fn resize(&mut self, size: usize) {
         let kept = self.layout.size().min(size);
         // SAFETY: pointer and layout belong together; the size is neither 0 nor near the limit.
-        let ptr = unsafe { ALLOCATOR.realloc(self.ptr, self.layout, size) };
+        let ptr = unsafe { self.allocator.realloc(self.ptr, self.layout, size) };
         assert!(!ptr.is_null());
         assert!(ptr.addr().is_multiple_of(self.layout.align()));
         self.ptr = ptr;
@@ -92,7 +98,7 @@ impl Drop for Filled {
             self.check(self.layout.size());
         }
         // SAFETY: pointer and layout belong together, and this is the last use.
-        unsafe { ALLOCATOR.dealloc(self.ptr, self.layout) };
+        unsafe { self.allocator.dealloc(self.ptr, self.layout) };
     }
 }
 
@@ -142,6 +148,7 @@ fn churn(seed: u64, from: &mpsc::Receiver<Filled>, to: &mpsc::Sender<Filled>) {
             0..=2 if held.len() < 8 => {
                 let layout = Layout::from_size_align(rng.size(), rng.align()).unwrap();
                 held.push(Filled::new(
+                    &ALLOCATOR,
                     layout,
                     rng.below(2) == 0,
                     round.to_le_bytes()[0],
@@ -181,22 +188,17 @@ fn blocks_are_exclusive_aligned_zeroed_and_counted_under_threads() {
     assert!(left_bytes < 64 << 10, "{left_bytes} bytes left");
     ALLOCATOR.release_cached();
     assert_eq!(ALLOCATOR.cached_bytes(), 0);
-
-    counters_follow_the_layouts();
-    #[cfg(target_os = "linux")]
-    a_block_stays_in_its_class();
-    what_cannot_be_had_is_null();
 }
 
 fn layout(size: usize) -> Layout {
     Layout::from_size_align(size, 64).unwrap()
 }
 
+#[test]
 fn counters_follow_the_layouts() {
-    let before_bytes = ALLOCATOR.live_bytes();
-    ALLOCATOR.reset_peak();
-    let mut filled = Filled::new(layout(3 << 20), false, 1);
-    assert_eq!(ALLOCATOR.live_bytes(), before_bytes + (3 << 20));
+    static EXACT: HugePageAllocator = HugePageAllocator::new();
+    let mut filled = Filled::new(&EXACT, layout(3 << 20), false, 1);
+    assert_eq!(EXACT.live_bytes(), 3 << 20);
     for size in [
         4 << 20,
         (2 << 20) + 1,
@@ -206,21 +208,20 @@ fn counters_follow_the_layouts() {
         5000,
     ] {
         filled.resize(size);
-        assert_eq!(ALLOCATOR.live_bytes(), before_bytes + size);
+        assert_eq!(EXACT.live_bytes(), size);
     }
     drop(filled);
-    assert_eq!(ALLOCATOR.live_bytes(), before_bytes);
-    assert!(ALLOCATOR.peak_bytes() >= before_bytes + (4 << 20));
-    ALLOCATOR.reset_peak();
-    assert_eq!(ALLOCATOR.peak_bytes(), before_bytes);
+    assert_eq!(EXACT.live_bytes(), 0);
+    assert!(EXACT.peak_bytes() >= 4 << 20);
+    EXACT.reset_peak();
+    assert_eq!(EXACT.peak_bytes(), 0);
 }
 
 #[cfg(target_os = "linux")]
+#[test]
 fn a_block_stays_in_its_class() {
-    let before_bytes = ALLOCATOR.live_bytes();
-    ALLOCATOR.release_cached();
-    ALLOCATOR.reset_peak();
-    let mut filled = Filled::new(layout(3 << 20), false, 1);
+    static EXACT: HugePageAllocator = HugePageAllocator::new();
+    let mut filled = Filled::new(&EXACT, layout(3 << 20), false, 1);
     let in_place = filled.ptr;
     filled.resize(4 << 20);
     assert_eq!(filled.ptr, in_place);
@@ -228,25 +229,31 @@ fn a_block_stays_in_its_class() {
     assert_eq!(filled.ptr, in_place);
     // To stay would be to be freed as a smaller block, and to lose the rest.
     filled.resize(2 << 20);
-    assert_eq!(ALLOCATOR.cached_bytes(), 4 << 20);
+    assert_eq!(EXACT.cached_bytes(), 4 << 20);
     // The move held both blocks.
-    assert_eq!(ALLOCATOR.peak_bytes(), before_bytes + (4 << 20) + 1);
+    assert_eq!(EXACT.peak_bytes(), (4 << 20) + 1);
     drop(filled);
-    assert_eq!(ALLOCATOR.cached_bytes(), (4 << 20) + (2 << 20));
+    assert_eq!(EXACT.cached_bytes(), (4 << 20) + (2 << 20));
 }
 
+#[test]
 fn what_cannot_be_had_is_null() {
-    let before_bytes = ALLOCATOR.live_bytes();
+    static EXACT: HugePageAllocator = HugePageAllocator::new();
     let layout = Layout::from_size_align(isize::MAX.unsigned_abs() - 4095, 4096).unwrap();
     // SAFETY: the layout is not empty.
-    assert!(unsafe { ALLOCATOR.alloc(layout) }.is_null());
+    assert!(unsafe { EXACT.alloc(layout) }.is_null());
     // SAFETY: the layout is not empty.
-    assert!(unsafe { ALLOCATOR.alloc_zeroed(layout) }.is_null());
-    let mut filled = Filled::new(Layout::from_size_align(2 << 20, 4096).unwrap(), false, 9);
+    assert!(unsafe { EXACT.alloc_zeroed(layout) }.is_null());
+    let mut filled = Filled::new(
+        &EXACT,
+        Layout::from_size_align(2 << 20, 4096).unwrap(),
+        false,
+        9,
+    );
     // SAFETY: pointer and layout belong together; the size rounds up to no more than the limit.
-    let moved = unsafe { ALLOCATOR.realloc(filled.ptr, filled.layout, layout.size()) };
+    let moved = unsafe { EXACT.realloc(filled.ptr, filled.layout, layout.size()) };
     assert!(moved.is_null());
     filled.check(2 << 20);
     drop(filled);
-    assert_eq!(ALLOCATOR.live_bytes(), before_bytes);
+    assert_eq!(EXACT.live_bytes(), 0);
 }
