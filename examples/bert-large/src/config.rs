@@ -44,7 +44,13 @@ impl BertConfig {
 
     /// BERT-base, uncased.
     pub fn base() -> Self {
-        Self { hidden: 768, layers: 12, heads: 12, intermediate: 3072, ..Self::large() }
+        Self {
+            hidden: 768,
+            layers: 12,
+            heads: 12,
+            intermediate: 3072,
+            ..Self::large()
+        }
     }
 
     /// BERT-large, uncased.

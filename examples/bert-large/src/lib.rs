@@ -1,5 +1,105 @@
-//! BERT pre-training.
+//! BERT pre-training on sharded model state: the library behind the program, for its tests.
+//!
+//! Read [`train`] first: what sharding adds to a Burn training loop is there. [`model`] is BERT
+//! written with `burn::nn` and knows nothing of ranks; [`data`] makes each rank's batches.
+
+pub mod cli;
 pub mod config;
+pub mod data;
 pub mod error;
 pub mod model;
+pub mod report;
+pub mod train;
 pub mod weights;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::prelude::*;
+
+use cli::Options;
+use data::batches::Dataset;
+use data::corpus::Corpus;
+use data::tokenizer::{Cached, WordPieces};
+use error::Error;
+use model::BertForPreTraining;
+use report::{Progress, line};
+
+/// The default corpus stops at about this much text.
+const REGISTRY_BYTES: usize = 30 << 20;
+
+/// Checks everything, trains, and reports. `peak_bytes` says what the process took at most.
+///
+/// # Errors
+/// Everything that can be known before training is refused before a rank starts.
+pub fn run(options: &Options, peak_bytes: impl Fn() -> usize) -> Result<(), Error> {
+    let run = options.run()?;
+    let device = run.device()?;
+    let model = BertForPreTraining::new(&run.config, &device);
+    let numel = model.num_params();
+    if let Some(path) = &run.weights {
+        weights::check(&model, path)?;
+    }
+    drop(model);
+
+    let dataset = Arc::new(dataset(options, run.config.vocab_size, run.seq_len)?);
+    dataset.check_for(run.world_size, run.micro_batch)?;
+    line(format_args!(
+        "data: {} tokens, {} examples of {} tokens; a step reads {}",
+        dataset.tokens(),
+        dataset.examples(),
+        run.seq_len,
+        run.world_size * run.micro_batch
+    ));
+    line(format_args!(
+        "model: {:?}, {:.1} M parameters in {}; strategy {} on {} ranks",
+        options.model,
+        numel as f64 / 1e6,
+        run.dtype,
+        run.strategy,
+        run.world_size
+    ));
+
+    let progress = Progress::new(run.steps);
+    let start = Instant::now();
+    let ranks = train::train_all(&run, &dataset, &device, &progress);
+    progress.finish();
+    report::summary(&run, numel, &ranks?, peak_bytes(), start.elapsed());
+    Ok(())
+}
+
+/// Reads the text and tokenizes it, once for all ranks.
+fn dataset(options: &Options, vocab_size: usize, seq_len: usize) -> Result<Dataset, Error> {
+    let given = options
+        .tokenizer
+        .as_deref()
+        .map(|path| WordPieces::load(path, vocab_size));
+    let given = given.transpose()?;
+    let corpus = match options.corpus.is_empty() {
+        true => Corpus::of_cargo_registry(REGISTRY_BYTES)?,
+        false => Corpus::read(&options.corpus)?,
+    };
+    line(format_args!(
+        "corpus: {:.1} MiB in {} documents ({})",
+        corpus.bytes() as f64 / (1 << 20) as f64,
+        corpus.documents.len(),
+        corpus.source
+    ));
+    let pieces = match given {
+        Some(pieces) => pieces,
+        None => {
+            let (pieces, cached) = WordPieces::train_or_load(&corpus, vocab_size)?;
+            let (how, path) = match &cached {
+                Cached::Found(path) => ("trained before", path),
+                Cached::Trained(path) => ("trained now", path),
+            };
+            let size = pieces.vocabulary().size;
+            line(format_args!(
+                "tokenizer: {size} WordPieces, {how} ({})",
+                path.display()
+            ));
+            pieces
+        }
+    };
+    Dataset::new(&corpus, &pieces, seq_len)
+}

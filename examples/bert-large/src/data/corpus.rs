@@ -51,7 +51,10 @@ impl Corpus {
         let mut files = Vec::new();
         for path in paths {
             let is_directory = fs::metadata(path)
-                .map_err(|source| Error::Read { path: path.clone(), source })?
+                .map_err(|source| Error::Read {
+                    path: path.clone(),
+                    source,
+                })?
                 .is_dir();
             match is_directory {
                 true => find(path, &mut files)?,
@@ -64,7 +67,9 @@ impl Corpus {
         }
         documents.retain(|document| !document.sentences.is_empty());
         if documents.is_empty() {
-            return Err(Error::EmptyCorpus { paths: paths.to_vec() });
+            return Err(Error::EmptyCorpus {
+                paths: paths.to_vec(),
+            });
         }
         let source = format!("{} files", files.len());
         Ok(Self { documents, source })
@@ -81,8 +86,10 @@ impl Corpus {
         if documents.is_empty() {
             return Err(Error::EmptyRegistry { path: directory });
         }
-        let source =
-            format!("Markdown and doc comments of {crates} crates in {}", directory.display());
+        let source = format!(
+            "Markdown and doc comments of {crates} crates in {}",
+            directory.display()
+        );
         Ok(Self { documents, source })
     }
 
@@ -103,7 +110,10 @@ impl Corpus {
 
 /// Collects the files of known kinds under a directory, sorted by path.
 fn find(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
-    let failed = |source| Error::Read { path: directory.into(), source };
+    let failed = |source| Error::Read {
+        path: directory.into(),
+        source,
+    };
     let entries = fs::read_dir(directory).map_err(failed)?;
     let mut paths = entries
         .map(|entry| entry.map(|entry| entry.path()))
@@ -121,12 +131,17 @@ fn find(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
 }
 
 fn extension(path: &Path) -> &str {
-    path.extension().and_then(|extension| extension.to_str()).unwrap_or("")
+    path.extension()
+        .and_then(|extension| extension.to_str())
+        .unwrap_or("")
 }
 
 fn read_file(path: &Path) -> Result<Vec<Document>, Error> {
-    let read = || {
-        let bytes = fs::read(path).map_err(|source| Error::Read { path: path.into(), source })?;
+    let read = || -> Result<String, Error> {
+        let bytes = fs::read(path).map_err(|source| Error::Read {
+            path: path.into(),
+            source,
+        })?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
     match extension(path) {
@@ -142,9 +157,16 @@ fn read_file(path: &Path) -> Result<Vec<Document>, Error> {
 fn blocks(text: &str) -> impl Iterator<Item = String> {
     let mut lines = text.lines();
     std::iter::from_fn(move || {
-        let start = lines.by_ref().map(str::trim).find(|line| !line.is_empty())?;
+        let start = lines
+            .by_ref()
+            .map(str::trim)
+            .find(|line| !line.is_empty())?;
         let mut block = start.to_owned();
-        for line in lines.by_ref().map(str::trim).take_while(|line| !line.is_empty()) {
+        for line in lines
+            .by_ref()
+            .map(str::trim)
+            .take_while(|line| !line.is_empty())
+        {
             block.push(' ');
             block.push_str(line);
         }
@@ -162,21 +184,32 @@ fn cut(paragraphs: impl Iterator<Item = String>) -> Vec<Document> {
         }
         bytes += paragraph.len();
         if let Some(document) = documents.last_mut() {
-            document.sentences.extend(Document::from_paragraphs([paragraph]).sentences);
+            document
+                .sentences
+                .extend(Document::from_paragraphs([paragraph]).sentences);
         }
     }
     documents
 }
 
 fn jsonl(path: &Path, text: &str) -> Result<Vec<Document>, Error> {
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let lines = text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty());
     lines
         .map(|(index, line)| {
-            let value: serde_json::Value = serde_json::from_str(line).map_err(|source| {
-                Error::Json { path: path.into(), line: index + 1, source }
-            })?;
+            let value: serde_json::Value =
+                serde_json::from_str(line).map_err(|source| Error::Json {
+                    path: path.into(),
+                    line: index + 1,
+                    source,
+                })?;
             let text = value.get("text").and_then(serde_json::Value::as_str);
-            let text = text.ok_or(Error::NoText { path: path.into(), line: index + 1 })?;
+            let text = text.ok_or(Error::NoText {
+                path: path.into(),
+                line: index + 1,
+            })?;
             Ok(Document::from_paragraphs(blocks(text)))
         })
         .collect()
@@ -188,14 +221,30 @@ fn parquet(path: &Path) -> Result<Vec<Document>, Error> {
     use ::parquet::record::RowAccessor;
     use ::parquet::schema::types::Type;
 
-    let failed = |source| Error::Parquet { path: path.into(), source: Box::new(source) };
-    let file =
-        fs::File::open(path).map_err(|source| Error::Read { path: path.into(), source })?;
+    let failed = |source| Error::Parquet {
+        path: path.into(),
+        source: Box::new(source),
+    };
+    let file = fs::File::open(path).map_err(|source| Error::Read {
+        path: path.into(),
+        source,
+    })?;
     let reader = SerializedFileReader::new(file).map_err(failed)?;
     let schema = reader.metadata().file_metadata().schema();
-    let Some(text) = schema.get_fields().iter().find(|field| field.name() == "text") else {
-        let columns = schema.get_fields().iter().map(|field| field.name().to_owned()).collect();
-        return Err(Error::NoTextColumn { path: path.into(), columns });
+    let Some(text) = schema
+        .get_fields()
+        .iter()
+        .find(|field| field.name() == "text")
+    else {
+        let columns = schema
+            .get_fields()
+            .iter()
+            .map(|field| field.name().to_owned())
+            .collect();
+        return Err(Error::NoTextColumn {
+            path: path.into(),
+            columns,
+        });
     };
     let only_text = Type::group_type_builder(schema.name()).with_fields(vec![text.clone()]);
     let only_text = only_text.build().map_err(failed)?;
@@ -229,22 +278,45 @@ mod tests {
         let paragraph = "One sentence here. Another one there.\n\n".repeat(1000);
         let corpus = read_text("a.txt", &paragraph).unwrap();
         assert_eq!(corpus.documents.len(), 3);
-        assert!(corpus.documents.iter().all(|document| document.sentences.len() % 2 == 0));
+        assert!(
+            corpus
+                .documents
+                .iter()
+                .all(|document| document.sentences.len() % 2 == 0)
+        );
     }
 
     #[test]
     fn a_line_of_jsonl_is_a_document() {
-        let corpus = read_text("a.jsonl", "{\"text\": \"One. Two.\"}\n{\"text\": \"Three.\"}\n");
-        let sentences: Vec<_> =
-            corpus.unwrap().documents.into_iter().map(|document| document.sentences).collect();
+        let corpus = read_text(
+            "a.jsonl",
+            "{\"text\": \"One. Two.\"}\n{\"text\": \"Three.\"}\n",
+        );
+        let sentences: Vec<_> = corpus
+            .unwrap()
+            .documents
+            .into_iter()
+            .map(|document| document.sentences)
+            .collect();
         assert_eq!(sentences, [vec!["One.", "Two."], vec!["Three."]]);
         let error = read_text("a.jsonl", "{\"text\": \"One.\"}\n{\"body\": 1}\n").unwrap_err();
-        assert!(error.to_string().ends_with("a.jsonl:2: no string field `text`"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .ends_with("a.jsonl:2: no string field `text`"),
+            "{error}"
+        );
     }
 
     #[test]
     fn no_text_is_an_error() {
-        assert!(matches!(read_text("a.txt", "\n\n"), Err(Error::EmptyCorpus { .. })));
-        assert!(matches!(read_text("a.rs", "no corpus"), Err(Error::EmptyCorpus { .. })));
+        assert!(matches!(
+            read_text("a.txt", "\n\n"),
+            Err(Error::EmptyCorpus { .. })
+        ));
+        assert!(matches!(
+            read_text("a.rs", "no corpus"),
+            Err(Error::EmptyCorpus { .. })
+        ));
     }
 }

@@ -22,7 +22,9 @@ pub(super) fn paragraphs<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String
             finish(&mut current);
             continue;
         }
-        let item = line.strip_prefix(['-', '*', '+', '>']).filter(|rest| rest.starts_with(' '));
+        let item = line
+            .strip_prefix(['-', '*', '+', '>'])
+            .filter(|rest| rest.starts_with(' '));
         let is_target = line.starts_with('[') && line.contains("]: ");
         if in_code || line.is_empty() || line.starts_with(['#', '|', '<', '=']) || is_target {
             finish(&mut current);
@@ -68,11 +70,14 @@ pub(super) fn sentences(paragraph: &str) -> impl Iterator<Item = &str> {
         if rest.is_empty() {
             return None;
         }
-        let end = rest.match_indices(['.', '!', '?']).map(|(at, _)| at + 1).find(|&end| {
-            let after = &rest[end..];
-            let next = after.trim_start();
-            after.len() > next.len() && next.starts_with(|c: char| c.is_uppercase() || c == '"')
-        });
+        let end = rest
+            .match_indices(['.', '!', '?'])
+            .map(|(at, _)| at + 1)
+            .find(|&end| {
+                let after = &rest[end..];
+                let next = after.trim_start();
+                after.len() > next.len() && next.starts_with(|c: char| c.is_uppercase() || c == '"')
+            });
         let (sentence, remainder) = rest.split_at(end.unwrap_or(rest.len()));
         rest = remainder.trim_start();
         Some(sentence.trim())
@@ -91,7 +96,10 @@ mod tests {
                     [link]: https://example.com and some more words here\n";
         assert_eq!(
             paragraphs(text.lines()),
-            ["Reads a File from disk and returns all bytes.", "the first item of a list in Markdown"]
+            [
+                "Reads a File from disk and returns all bytes.",
+                "the first item of a list in Markdown"
+            ]
         );
     }
 
@@ -99,6 +107,9 @@ mod tests {
     fn sentences_end_before_a_capital() {
         let text = "Version 1.2 of e.g. this is out. Is it? Yes! it is.";
         let found: Vec<_> = sentences(text).collect();
-        assert_eq!(found, ["Version 1.2 of e.g. this is out.", "Is it?", "Yes! it is."]);
+        assert_eq!(
+            found,
+            ["Version 1.2 of e.g. this is out.", "Is it?", "Yes! it is."]
+        );
     }
 }

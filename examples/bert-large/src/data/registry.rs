@@ -24,7 +24,10 @@ pub(super) fn directory() -> Option<PathBuf> {
 /// The documents of all crates under `directory`, one per source file, crates by name, up to
 /// about `limit_bytes`. Returns how many crates gave text.
 pub(super) fn read(directory: &Path, limit_bytes: usize) -> (Vec<Document>, usize) {
-    let mut crates: Vec<PathBuf> = sorted(directory).iter().flat_map(|index| sorted(index)).collect();
+    let mut crates: Vec<PathBuf> = sorted(directory)
+        .iter()
+        .flat_map(|index| sorted(index))
+        .collect();
     crates.sort_by(|a, b| a.file_name().cmp(&b.file_name()));
     let texts: Vec<Vec<Vec<String>>> = crates.par_iter().map(|path| crate_text(path)).collect();
 
@@ -70,8 +73,12 @@ fn crate_text(path: &Path) -> Vec<Vec<String>> {
             continue;
         }
         let extension = path.extension().and_then(|extension| extension.to_str());
-        let Some(extension @ ("md" | "rs")) = extension else { continue };
-        let Ok(text) = fs::read_to_string(&path) else { continue };
+        let Some(extension @ ("md" | "rs")) = extension else {
+            continue;
+        };
+        let Ok(text) = fs::read_to_string(&path) else {
+            continue;
+        };
         let paragraphs = match extension {
             "md" => prose::paragraphs(text.lines()),
             _ => prose::paragraphs(doc_comments(&text)),
@@ -86,13 +93,19 @@ fn crate_text(path: &Path) -> Vec<Vec<String>> {
 fn doc_comments(source: &str) -> impl Iterator<Item = &str> {
     source.lines().map(|line| {
         let line = line.trim_start();
-        let comment = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
-        comment.filter(|comment| !comment.starts_with('/')).unwrap_or("")
+        let comment = line
+            .strip_prefix("///")
+            .or_else(|| line.strip_prefix("//!"));
+        comment
+            .filter(|comment| !comment.starts_with('/'))
+            .unwrap_or("")
     })
 }
 
 fn sorted(directory: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Vec::new();
+    };
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.sort();
     paths
@@ -115,13 +128,22 @@ mod tests {
         fs::write(path.join("lib.rs"), code).unwrap();
 
         let (documents, crates) = read(root.path(), usize::MAX);
-        let sentences: Vec<_> = documents.iter().map(|document| &document.sentences[..]).collect();
+        let sentences: Vec<_> = documents
+            .iter()
+            .map(|document| &document.sentences[..])
+            .collect();
         assert_eq!(crates, 1);
         assert_eq!(
             sentences,
             [
-                ["The first sentence of the readme.", "The second sentence of the readme."],
-                ["The first sentence of the crate.", "Another sentence of the crate."]
+                [
+                    "The first sentence of the readme.",
+                    "The second sentence of the readme."
+                ],
+                [
+                    "The first sentence of the crate.",
+                    "Another sentence of the crate."
+                ]
             ]
         );
     }

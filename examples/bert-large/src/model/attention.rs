@@ -15,7 +15,9 @@ const MASKED_SCORE: f32 = -1e4;
 pub(super) fn padding_bias(padding: Tensor<2, Bool>, like: &Tensor<3>) -> Tensor<4> {
     let [rows, length] = padding.dims();
     let zeros = Tensor::<2>::zeros([rows, length], (&like.device(), like.dtype()));
-    zeros.mask_fill(padding, MASKED_SCORE).reshape([rows, 1, 1, length])
+    zeros
+        .mask_fill(padding, MASKED_SCORE)
+        .reshape([rows, 1, 1, length])
 }
 
 /// Scaled dot-product attention over several heads.
@@ -46,7 +48,9 @@ impl SelfAttention {
         let [rows, length, width] = hidden.dims();
         let head = width / self.heads;
         let split = |tensor: Tensor<3>| {
-            tensor.reshape([rows, length, self.heads, head]).swap_dims(1, 2)
+            tensor
+                .reshape([rows, length, self.heads, head])
+                .swap_dims(1, 2)
         };
         let query = split(self.query.forward(hidden.clone()));
         let key = split(self.key.forward(hidden.clone()));
@@ -54,7 +58,10 @@ impl SelfAttention {
 
         let scores = query.matmul(key.transpose()) / (head as f64).sqrt() + bias;
         let weights = self.dropout.forward(softmax(scores, 3));
-        weights.matmul(value).swap_dims(1, 2).reshape([rows, length, width])
+        weights
+            .matmul(value)
+            .swap_dims(1, 2)
+            .reshape([rows, length, width])
     }
 }
 
@@ -123,7 +130,10 @@ mod tests {
 
         let outputs = [hidden, other].map(|hidden| {
             let bias = padding_bias(padding.clone(), &hidden);
-            attention.forward(hidden, bias).slice([0..1, 0..3, 0..64]).into_data()
+            attention
+                .forward(hidden, bias)
+                .slice([0..1, 0..3, 0..64])
+                .into_data()
         });
         outputs[0].assert_eq(&outputs[1], true);
     }

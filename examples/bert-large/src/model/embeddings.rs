@@ -25,7 +25,10 @@ impl Embeddings {
     pub(super) fn new(config: &BertConfig, device: &Device) -> Self {
         let table = |rows| {
             EmbeddingConfig::new(rows, config.hidden)
-                .with_initializer(Initializer::Normal { mean: 0.0, std: INIT_STD })
+                .with_initializer(Initializer::Normal {
+                    mean: 0.0,
+                    std: INIT_STD,
+                })
                 .init(device)
         };
         Self {
@@ -50,7 +53,9 @@ impl Embeddings {
         let words = words.clone().mask_where(is_pad, words.detach());
 
         let positions = self.position_embeddings.forward(positions.unsqueeze::<2>());
-        let token_types = self.token_type_embeddings.forward(input.token_types.clone());
+        let token_types = self
+            .token_type_embeddings
+            .forward(input.token_types.clone());
         let sum = words + token_types + positions;
         self.dropout.forward(self.layer_norm.forward(sum))
     }

@@ -53,12 +53,18 @@ pub struct Encoder {
 
 impl Encoder {
     pub(super) fn new(config: &BertConfig, device: &Device) -> Self {
-        Self { layer: (0..config.layers).map(|_| Layer::new(config, device)).collect() }
+        Self {
+            layer: (0..config.layers)
+                .map(|_| Layer::new(config, device))
+                .collect(),
+        }
     }
 
     pub(super) fn forward(&self, hidden: Tensor<3>, input: &Input) -> Tensor<3> {
         let bias = padding_bias(input.padding.clone(), &hidden);
-        self.layer.iter().fold(hidden, |hidden, layer| layer.forward(hidden, bias.clone()))
+        self.layer
+            .iter()
+            .fold(hidden, |hidden, layer| layer.forward(hidden, bias.clone()))
     }
 
     /// The input and every layer's output.

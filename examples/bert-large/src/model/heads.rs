@@ -17,7 +17,9 @@ pub struct Pooler {
 
 impl Pooler {
     pub(super) fn new(config: &BertConfig, device: &Device) -> Self {
-        Self { dense: dense(config.hidden, config.hidden, device) }
+        Self {
+            dense: dense(config.hidden, config.hidden, device),
+        }
     }
 
     /// Pools `[rows, length, hidden]` to `[rows, hidden]`.
@@ -50,7 +52,10 @@ impl MaskedLmHead {
     /// Scores hidden states `[n, hidden]` against every token, `[n, vocab]`. The output weights
     /// are `words` itself, read again: there is no second matrix.
     pub fn forward(&self, hidden: Tensor<2>, words: &Embedding) -> Tensor<2> {
-        let hidden = self.transform.layer_norm.forward(gelu(self.transform.dense.forward(hidden)));
+        let hidden = self
+            .transform
+            .layer_norm
+            .forward(gelu(self.transform.dense.forward(hidden)));
         hidden.matmul(words.weight.val().transpose()) + self.bias.val().unsqueeze::<2>()
     }
 }
@@ -74,7 +79,9 @@ impl Heads {
                 },
                 bias: Initializer::Zeros.init([config.vocab_size], device),
             },
-            seq_relationship: config.next_sentence.then(|| dense(config.hidden, 2, device)),
+            seq_relationship: config
+                .next_sentence
+                .then(|| dense(config.hidden, 2, device)),
         }
     }
 
@@ -87,12 +94,18 @@ impl Heads {
         words: &Embedding,
     ) -> Tensor<1> {
         let [rows, length, width] = hidden.dims();
-        let hidden = hidden.reshape([rows * length, width]).select(0, targets.positions.clone());
+        let hidden = hidden
+            .reshape([rows * length, width])
+            .select(0, targets.positions.clone());
         let logits = self.predictions.forward(hidden, words);
         let sum = cross_entropy_sum(logits, targets.labels.clone());
         // The stand-in of an empty batch stays in the graph with weight zero: every parameter
         // takes part in every step, on every rank.
-        let weight = if targets.masked == 0 { 0.0 } else { 1.0 / targets.masked as f64 };
+        let weight = if targets.masked == 0 {
+            0.0
+        } else {
+            1.0 / targets.masked as f64
+        };
         sum * weight
     }
 
@@ -110,5 +123,8 @@ impl Heads {
 
 /// Sum over rows of `-log softmax(logits)[label]`.
 fn cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
-    log_softmax(logits, 1).gather(1, labels.unsqueeze_dim(1)).sum().neg()
+    log_softmax(logits, 1)
+        .gather(1, labels.unsqueeze_dim(1))
+        .sum()
+        .neg()
 }

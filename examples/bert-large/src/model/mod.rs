@@ -110,7 +110,10 @@ impl BertForPreTraining {
             let pooled = pooler.forward(hidden);
             self.cls.next_sentence_loss(pooled, targets)
         });
-        Losses { masked_lm, next_sentence }
+        Losses {
+            masked_lm,
+            next_sentence,
+        }
     }
 
     /// The state after the embeddings and after each layer, `[rows, length, hidden]` each.
@@ -123,7 +126,10 @@ impl BertForPreTraining {
 /// A dense layer with BERT's initial values.
 pub(crate) fn dense(d_input: usize, d_output: usize, device: &Device) -> Linear {
     let mut linear = LinearConfig::new(d_input, d_output)
-        .with_initializer(Initializer::Normal { mean: 0.0, std: INIT_STD })
+        .with_initializer(Initializer::Normal {
+            mean: 0.0,
+            std: INIT_STD,
+        })
         .init(device);
     linear.bias = Some(Initializer::Zeros.init([d_output], device));
     linear
@@ -131,7 +137,9 @@ pub(crate) fn dense(d_input: usize, d_output: usize, device: &Device) -> Linear 
 
 /// A layer norm with BERT's epsilon.
 pub(crate) fn layer_norm(config: &BertConfig, device: &Device) -> LayerNorm {
-    LayerNormConfig::new(config.hidden).with_epsilon(config.layer_norm_eps).init(device)
+    LayerNormConfig::new(config.hidden)
+        .with_epsilon(config.layer_norm_eps)
+        .init(device)
 }
 
 #[cfg(test)]

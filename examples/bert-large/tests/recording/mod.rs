@@ -22,7 +22,9 @@ pub struct Recording {
 }
 
 fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixture").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixture")
+        .join(name)
 }
 
 fn read(name: &str) -> Vec<u8> {
@@ -35,9 +37,18 @@ impl Recording {
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let data = file.tensors().into_iter().map(|(name, tensor)| {
             let values = tensor.data().as_chunks::<4>().0;
-            (name, values.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect())
+            (
+                name,
+                values
+                    .iter()
+                    .map(|bytes| i32::from_le_bytes(*bytes))
+                    .collect(),
+            )
         });
-        Self { data: data.collect(), losses: serde_json::from_slice(&read("losses.json")).unwrap() }
+        Self {
+            data: data.collect(),
+            losses: serde_json::from_slice(&read("losses.json")).unwrap(),
+        }
     }
 
     /// Float tensors of a file, flattened, by Hugging Face name.
@@ -46,7 +57,13 @@ impl Recording {
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let tensors = file.tensors().into_iter().map(|(name, tensor)| {
             let values = tensor.data().as_chunks::<4>().0;
-            (name, values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+            (
+                name,
+                values
+                    .iter()
+                    .map(|bytes| f32::from_le_bytes(*bytes))
+                    .collect(),
+            )
         });
         tensors.collect()
     }
@@ -79,8 +96,10 @@ impl Recording {
         let int = |values: Vec<i64>| {
             Tensor::<2, Int>::from_data(TensorData::new(values, [count, LENGTH]), device)
         };
-        let (positions, labels): (Vec<i64>, Vec<i64>) =
-            (0..).zip(of("labels")).filter(|(_, label)| *label >= 0).unzip();
+        let (positions, labels): (Vec<i64>, Vec<i64>) = (0..)
+            .zip(of("labels"))
+            .filter(|(_, label)| *label >= 0)
+            .unzip();
         let masked = labels.len();
         let flat = |values: Vec<i64>| Tensor::<1, Int>::from_data(&values[..], device);
         let input = Input {
@@ -117,10 +136,17 @@ impl ModuleVisitor for Named<'_> {
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = match self.gradients {
-            Some(gradients) => param.base().grad(gradients).expect("should have a gradient"),
+            Some(gradients) => param
+                .base()
+                .grad(gradients)
+                .expect("should have a gradient"),
             None => param.val().inner(),
         };
-        let value = if D == 2 && self.linear.contains(&true) { value.transpose() } else { value };
+        let value = if D == 2 && self.linear.contains(&true) {
+            value.transpose()
+        } else {
+            value
+        };
         let name = weights::hugging_face_name(&self.path.join("."));
         self.found.insert(name, value.into_data());
     }
@@ -128,7 +154,12 @@ impl ModuleVisitor for Named<'_> {
 
 fn named(model: &impl Module, gradients: Option<&Gradients>) -> BTreeMap<String, TensorData> {
     let (path, linear, found) = Default::default();
-    let mut visitor = Named { path, linear, gradients, found };
+    let mut visitor = Named {
+        path,
+        linear,
+        gradients,
+        found,
+    };
     model.visit(&mut visitor);
     visitor.found
 }
@@ -144,6 +175,13 @@ pub fn gradients(model: &impl Module, gradients: &Gradients) -> BTreeMap<String,
 pub fn assert_close(name: &str, found: &TensorData, expected: &[f32], tolerance: f32) {
     let found = found.to_vec::<f32>().unwrap();
     assert_eq!(found.len(), expected.len(), "{name}");
-    let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(worst < tolerance, "{name}: off by {worst:e}, at most {tolerance:e} allowed");
+    let worst = found
+        .iter()
+        .zip(expected)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max);
+    assert!(
+        worst < tolerance,
+        "{name}: off by {worst:e}, at most {tolerance:e} allowed"
+    );
 }

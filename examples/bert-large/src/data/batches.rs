@@ -1,0 +1,548 @@
+//! Sentence pairs, and the batches each rank makes of its share of them.
+//!
+//! Example `i` of a run depends on the text, the seed and `i` alone. Rank `r` of `n` takes the
+//! examples `r, r + n, r + 2n, ...`: no two ranks see the same one, and a step of `n` ranks with
+//! `b` rows each reads the same examples as a step of one rank with `n * b` rows.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::prelude::*;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::corpus::Corpus;
+use super::masking::{self, Hidden};
+use super::tokenizer::{Vocabulary, WordPieces};
+use crate::config::PAD_ID;
+use crate::error::Error;
+use crate::model::{Input, Targets};
+
+/// `[CLS]`, and a `[SEP]` after each segment.
+const SPECIAL_TOKENS: usize = 3;
+/// Text with fewer tokens gives no example.
+const MIN_TOKENS: usize = 8;
+
+/// The tokenized corpus, shared by all ranks.
+#[derive(Debug)]
+pub struct Dataset {
+    tokens: Vec<u32>,
+    /// Sentence `s` is `tokens[starts[s]..starts[s + 1]]`.
+    starts: Vec<usize>,
+    /// The sentences of each document.
+    documents: Vec<Range<usize>>,
+    chunks: Vec<Chunk>,
+    vocabulary: Vocabulary,
+    seq_len: usize,
+}
+
+/// Consecutive sentences of one document that about fill a row.
+#[derive(Clone, Debug)]
+struct Chunk {
+    document: usize,
+    sentences: Range<usize>,
+}
+
+/// One row before it becomes a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Example {
+    /// `[CLS] first [SEP] second [SEP]`, then padding, with tokens hidden.
+    pub ids: Vec<u32>,
+    /// Where the second segment, with its `[SEP]`, starts.
+    pub second: usize,
+    /// Where padding starts.
+    pub end: usize,
+    /// What was hidden, by position.
+    pub hidden: Vec<Hidden>,
+    /// Whether the second segment is from another document.
+    pub random_next: bool,
+}
+
+impl Dataset {
+    /// Tokenizes a corpus for rows of `seq_len` tokens.
+    ///
+    /// # Errors
+    /// There are fewer than two documents, so that no random next sentence can be drawn.
+    pub fn new(corpus: &Corpus, pieces: &WordPieces, seq_len: usize) -> Result<Self, Error> {
+        let (mut tokens, mut starts) = (Vec::new(), vec![0]);
+        let sentences = corpus
+            .documents
+            .iter()
+            .flat_map(|document| &document.sentences);
+        pieces.encode(sentences.map(String::as_str), |ids| {
+            tokens.extend_from_slice(ids);
+            starts.push(tokens.len());
+        })?;
+        let mut sentence = 0;
+        let mut documents = Vec::new();
+        for document in &corpus.documents {
+            let end = sentence + document.sentences.len();
+            if starts[end] - starts[sentence] >= MIN_TOKENS {
+                documents.push(sentence..end);
+            }
+            sentence = end;
+        }
+        if documents.len() < 2 {
+            return Err(Error::TooFewDocuments {
+                found: documents.len(),
+            });
+        }
+        let chunks = chunks(&documents, &starts, seq_len - SPECIAL_TOKENS);
+        let vocabulary = pieces.vocabulary().clone();
+        Ok(Self {
+            tokens,
+            starts,
+            documents,
+            chunks,
+            vocabulary,
+            seq_len,
+        })
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Examples before a text comes again, then split and masked differently.
+    pub fn examples(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Checks that each rank can fill a micro-batch without reading an example twice.
+    ///
+    /// # Errors
+    /// There are fewer examples than rows in a step of all ranks.
+    pub fn check_for(&self, world_size: usize, micro_batch: usize) -> Result<(), Error> {
+        let found = self.chunks.len();
+        match world_size * micro_batch {
+            needed if needed > found => Err(Error::TooFewExamples {
+                found,
+                world_size,
+                micro_batch,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn text(&self, sentences: Range<usize>) -> Range<usize> {
+        self.starts[sentences.start]..self.starts[sentences.end]
+    }
+
+    /// Makes a row from a chunk: splits it in two, replaces the second half in half of the
+    /// cases, hides tokens.
+    fn example(&self, chunk: usize, rng: &mut ChaCha8Rng) -> Example {
+        let Chunk {
+            document,
+            sentences,
+        } = self.chunks[chunk].clone();
+        let all = self.text(sentences.clone());
+        // A lone sentence is split between its words.
+        let split = match sentences.len() {
+            1 => rng.random_range(all.start + 1..all.end),
+            _ => self.starts[rng.random_range(sentences.start + 1..sentences.end)],
+        };
+        let random_next = rng.random_bool(0.5);
+        let second = if random_next {
+            self.elsewhere(document, rng)
+        } else {
+            split..all.end
+        };
+        let [first, second] = self.truncate(all.start..split, second, rng);
+
+        let mut ids = Vec::with_capacity(self.seq_len);
+        ids.push(self.vocabulary.cls);
+        ids.extend_from_slice(&self.tokens[first]);
+        ids.push(self.vocabulary.sep);
+        let second_start = ids.len();
+        ids.extend_from_slice(&self.tokens[second]);
+        ids.push(self.vocabulary.sep);
+        let end = ids.len();
+        ids.resize(self.seq_len, PAD_ID);
+
+        let candidates: Vec<usize> = (1..end - 1)
+            .filter(|position| position + 1 != second_start)
+            .collect();
+        let hidden = masking::hide(&mut ids, &candidates, &self.vocabulary, rng);
+        Example {
+            ids,
+            second: second_start,
+            end,
+            hidden,
+            random_next,
+        }
+    }
+
+    /// Text of another document, from the start of some sentence.
+    fn elsewhere(&self, document: usize, rng: &mut ChaCha8Rng) -> Range<usize> {
+        let mut other = rng.random_range(0..self.documents.len() - 1);
+        if other >= document {
+            other += 1;
+        }
+        let other = self.documents[other].clone();
+        let text = self.text(rng.random_range(other.clone())..other.end);
+        match text.is_empty() {
+            // Sentences without a token (of characters the tokenizer drops) end the document.
+            true => self.text(other),
+            false => text,
+        }
+    }
+
+    /// Shortens the longer of two segments, at either end, until both fit a row.
+    fn truncate(
+        &self,
+        mut first: Range<usize>,
+        mut second: Range<usize>,
+        rng: &mut ChaCha8Rng,
+    ) -> [Range<usize>; 2] {
+        let most = self.seq_len - SPECIAL_TOKENS;
+        // Far more than fits is cut at the end at once.
+        second.end = second.end.min(second.start + most);
+        while first.len() + second.len() > most {
+            let longer = if first.len() > second.len() {
+                &mut first
+            } else {
+                &mut second
+            };
+            match rng.random_bool(0.5) {
+                true => longer.start += 1,
+                false => longer.end -= 1,
+            }
+        }
+        [first, second]
+    }
+}
+
+/// Cuts documents into runs of sentences of about `most` tokens.
+fn chunks(documents: &[Range<usize>], starts: &[usize], most: usize) -> Vec<Chunk> {
+    let mut chunks = Vec::new();
+    for (document, sentences) in documents.iter().enumerate() {
+        let mut start = sentences.start;
+        for end in sentences.start + 1..=sentences.end {
+            let tokens = starts[end] - starts[start];
+            if tokens < most && end < sentences.end {
+                continue;
+            }
+            if tokens >= MIN_TOKENS {
+                chunks.push(Chunk {
+                    document,
+                    sentences: start..end,
+                });
+            }
+            start = end;
+        }
+    }
+    chunks
+}
+
+/// Which rank of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Below `world_size`.
+    pub rank: usize,
+    /// All ranks.
+    pub world_size: usize,
+}
+
+/// One rank's batches, without end: every epoch is shuffled anew.
+#[derive(Debug)]
+pub struct Batches {
+    dataset: Arc<Dataset>,
+    shard: Shard,
+    micro_batch: usize,
+    seed: u64,
+    next: usize,
+    epoch: usize,
+    order: Vec<usize>,
+}
+
+impl Batches {
+    /// A rank's batches of `micro_batch` rows.
+    pub fn new(dataset: Arc<Dataset>, shard: Shard, micro_batch: usize, seed: u64) -> Self {
+        let next = shard.rank;
+        let mut batches = Self {
+            dataset,
+            shard,
+            micro_batch,
+            seed,
+            next,
+            epoch: 0,
+            order: Vec::new(),
+        };
+        batches.shuffle();
+        batches
+    }
+
+    fn shuffle(&mut self) {
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        // Stream 0 is for orders, the others are for examples.
+        rng.set_word_pos(u128::from(self.epoch as u64) << 40);
+        self.order = (0..self.dataset.examples()).collect();
+        self.order.shuffle(&mut rng);
+    }
+
+    fn next_example(&mut self) -> Example {
+        let (epoch, index) = (
+            self.next / self.dataset.examples(),
+            self.next % self.dataset.examples(),
+        );
+        if epoch != self.epoch {
+            self.epoch = epoch;
+            self.shuffle();
+        }
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        rng.set_stream(1 + self.next as u64);
+        self.next += self.shard.world_size;
+        self.dataset.example(self.order[index], &mut rng)
+    }
+
+    /// The next batch.
+    pub fn next_batch(&mut self) -> Batch {
+        Batch {
+            rows: (0..self.micro_batch).map(|_| self.next_example()).collect(),
+        }
+    }
+}
+
+/// Rows of one length.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// At least one.
+    pub rows: Vec<Example>,
+}
+
+impl Batch {
+    /// Tokens that are not padding.
+    pub fn tokens(&self) -> usize {
+        self.rows.iter().map(|row| row.end).sum()
+    }
+
+    /// The batch as tensors.
+    pub fn to_device(&self, device: &Device) -> (Input, Targets) {
+        let (rows, length) = (self.rows.len(), self.rows[0].ids.len());
+        let grid = |cell: &dyn Fn(&Example, usize) -> i64| {
+            let cells = self
+                .rows
+                .iter()
+                .flat_map(|row| (0..length).map(move |at| cell(row, at)));
+            let cells: Vec<i64> = cells.collect();
+            Tensor::<2, Int>::from_data(TensorData::new(cells, [rows, length]), device)
+        };
+        let input = Input {
+            ids: grid(&|row, at| i64::from(row.ids[at])),
+            token_types: grid(&|row, at| i64::from((row.second..row.end).contains(&at))),
+            padding: grid(&|row, at| i64::from(at >= row.end)).bool(),
+        };
+
+        let hidden = self.rows.iter().enumerate().flat_map(|(index, row)| {
+            let cell = move |hidden: &Hidden| (index * length + hidden.position) as i64;
+            row.hidden
+                .iter()
+                .map(move |hidden| (cell(hidden), i64::from(hidden.token)))
+        });
+        let (mut positions, mut labels): (Vec<i64>, Vec<i64>) = hidden.unzip();
+        let masked = labels.len();
+        if masked == 0 {
+            positions.push(0);
+            labels.push(0);
+        }
+        let line = |values: &[i64]| Tensor::<1, Int>::from_data(values, device);
+        let next: Vec<i64> = self
+            .rows
+            .iter()
+            .map(|row| i64::from(row.random_next))
+            .collect();
+        let targets = Targets {
+            positions: line(&positions),
+            labels: line(&labels),
+            masked,
+            next_sentence: line(&next),
+        };
+        (input, targets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    const SEQ_LEN: usize = 32;
+    const MASK: u32 = 4;
+
+    /// Document `d` has sentences of tokens `100 * d + 10 ..`, so that a token tells where it is
+    /// from.
+    fn dataset(documents: usize) -> Dataset {
+        let (mut tokens, mut starts, mut ranges) = (Vec::new(), vec![0], Vec::new());
+        for document in 0..documents {
+            let first = starts.len() - 1;
+            for sentence in 0..4 + document % 3 {
+                let from = u32::try_from(100 * document + 10 * (sentence + 1)).unwrap();
+                tokens.extend(from..from + 9);
+                starts.push(tokens.len());
+            }
+            ranges.push(first..starts.len() - 1);
+        }
+        let chunks = chunks(&ranges, &starts, SEQ_LEN - SPECIAL_TOKENS);
+        let size = u32::try_from(100 * documents).unwrap();
+        let vocabulary = Vocabulary {
+            size,
+            cls: 2,
+            sep: 3,
+            mask: MASK,
+            words: 5..size,
+        };
+        Dataset {
+            tokens,
+            starts,
+            documents: ranges,
+            chunks,
+            vocabulary,
+            seq_len: SEQ_LEN,
+        }
+    }
+
+    fn batches(dataset: &Arc<Dataset>, rank: usize, world_size: usize) -> Batches {
+        Batches::new(Arc::clone(dataset), Shard { rank, world_size }, 3, 7)
+    }
+
+    /// The row as it was before tokens were hidden.
+    fn original(row: &Example) -> Vec<u32> {
+        let mut ids = row.ids.clone();
+        for hidden in &row.hidden {
+            ids[hidden.position] = hidden.token;
+        }
+        ids
+    }
+
+    #[test]
+    fn a_row_is_cls_first_sep_second_sep_padding() {
+        let dataset = Arc::new(dataset(20));
+        let rows = (0..100).flat_map(|_| batches(&dataset, 0, 1).next_batch().rows);
+        for row in rows {
+            let ids = original(&row);
+            assert_eq!(ids.len(), SEQ_LEN);
+            assert_eq!((ids[0], ids[row.second - 1], ids[row.end - 1]), (2, 3, 3));
+            assert!(ids[row.end..].iter().all(|&id| id == PAD_ID));
+            let texts = [&ids[1..row.second - 1], &ids[row.second..row.end - 1]];
+            assert!(
+                texts
+                    .iter()
+                    .all(|text| !text.is_empty() && text.iter().all(|&id| id > 4))
+            );
+            assert!(!row.hidden.is_empty());
+            assert!(
+                row.hidden.iter().all(|hidden| hidden.token > 4),
+                "a special token is hidden"
+            );
+        }
+    }
+
+    #[test]
+    fn half_of_the_second_segments_are_from_another_document() {
+        let dataset = Arc::new(dataset(50));
+        let mut batches = batches(&dataset, 0, 1);
+        let mut random = 0;
+        for row in (0..700).flat_map(|_| batches.next_batch().rows) {
+            let ids = original(&row);
+            let [last, next] = [ids[row.second - 2], ids[row.second]];
+            assert_eq!(last / 100 != next / 100, row.random_next);
+            assert!(row.random_next || last < next, "text should go on");
+            random += usize::from(row.random_next);
+        }
+        // 2,100 fair coins: a standard deviation is 23.
+        assert!(random.abs_diff(1050) < 100, "{random}");
+    }
+
+    #[test]
+    fn ranks_share_an_epoch_without_overlap() {
+        let dataset = Arc::new(dataset(30));
+        for world_size in [1, 2, 3, 4] {
+            let mut seen = HashSet::new();
+            let mut rows = 0;
+            for rank in 0..world_size {
+                let mut batches = batches(&dataset, rank, world_size);
+                let mut left = dataset.examples().saturating_sub(rank).div_ceil(world_size);
+                while left > 0 {
+                    let order = batches.order.clone();
+                    let index = batches.next;
+                    batches.next_example();
+                    seen.insert(order[index]);
+                    rows += 1;
+                    left -= 1;
+                }
+            }
+            assert_eq!(rows, dataset.examples(), "{world_size} ranks");
+            assert_eq!(seen.len(), dataset.examples(), "{world_size} ranks");
+        }
+    }
+
+    #[test]
+    fn an_example_does_not_depend_on_the_number_of_ranks() {
+        let dataset = Arc::new(dataset(10));
+        let mut one = batches(&dataset, 0, 1);
+        let mut ranks: Vec<_> = (0..3).map(|rank| batches(&dataset, rank, 3)).collect();
+        // Well beyond an epoch, so that orders change on the way.
+        for _ in 0..dataset.examples() {
+            for rank in &mut ranks {
+                assert_eq!(one.next_example(), rank.next_example());
+            }
+        }
+        let other_seed = Batches::new(
+            Arc::clone(&dataset),
+            Shard {
+                rank: 0,
+                world_size: 1,
+            },
+            3,
+            8,
+        )
+        .next_batch();
+        assert_ne!(other_seed.rows, batches(&dataset, 0, 1).next_batch().rows);
+    }
+
+    #[test]
+    fn tensors_say_what_the_rows_say() {
+        let dataset = Arc::new(dataset(20));
+        let batch = batches(&dataset, 0, 1).next_batch();
+        let (input, targets) = batch.to_device(&Device::flex());
+        let flags = |tensor: Tensor<2, Int>| tensor.into_data().iter::<i64>().collect::<Vec<_>>();
+        let (ids, types) = (flags(input.ids), flags(input.token_types));
+        let padding = flags(input.padding.int());
+        for (index, row) in batch.rows.iter().enumerate() {
+            let at = index * SEQ_LEN;
+            assert_eq!(
+                ids[at..at + SEQ_LEN],
+                row.ids.iter().map(|&id| i64::from(id)).collect::<Vec<_>>()
+            );
+            let types = &types[at..at + SEQ_LEN];
+            assert_eq!(types.iter().position(|&kind| kind == 1), Some(row.second));
+            assert_eq!(types.iter().sum::<i64>(), (row.end - row.second) as i64);
+            assert_eq!(
+                padding[at..at + SEQ_LEN].iter().sum::<i64>(),
+                (SEQ_LEN - row.end) as i64
+            );
+        }
+        let labels: Vec<i64> = targets.labels.into_data().iter().collect();
+        let positions: Vec<i64> = targets.positions.into_data().iter().collect();
+        let hidden = batch.rows.iter().flat_map(|row| &row.hidden);
+        assert_eq!(
+            labels,
+            hidden
+                .map(|hidden| hidden.token.into())
+                .collect::<Vec<i64>>()
+        );
+        assert_eq!(targets.masked, positions.len());
+    }
+
+    #[test]
+    fn too_little_text_is_refused() {
+        let error = dataset(4).check_for(4, 1000).unwrap_err();
+        assert!(
+            matches!(error, Error::TooFewExamples { world_size: 4, .. }),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,180 @@
+//! The training loop of one rank, and the ranks.
+//!
+//! What sharding adds to an ordinary Burn loop is in [`train`]: the model is wrapped in a
+//! `ShardedModule`, the optimizer is an `Oss`. The rest is as it would be on one rank.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::module::{ModuleVisitor, Param};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::prelude::*;
+use burn_shard::{MemoryReport, Oss, ProcessGroup, ReduceOp, ShardedModule, Traffic};
+
+use crate::cli::Run;
+use crate::data::batches::{Batches, Dataset, Shard};
+use crate::error::Error;
+use crate::model::BertForPreTraining;
+use crate::report::{Progress, Step};
+use crate::weights;
+
+/// What a rank has to say at the end.
+#[derive(Clone, Debug)]
+pub struct RankReport {
+    /// The mean over ranks of each step's losses; the same on every rank.
+    pub losses: Vec<StepLoss>,
+    /// Model-state bytes of this rank.
+    pub memory: MemoryReport,
+    /// What this rank received in all steps after the first.
+    pub traffic: Traffic,
+}
+
+/// The losses of a step, before its update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepLoss {
+    /// Of the masked tokens.
+    pub masked_lm: f64,
+    /// Of the next sentences; 0 without that head.
+    pub next_sentence: f64,
+}
+
+impl StepLoss {
+    /// What training minimizes.
+    pub fn total(&self) -> f64 {
+        self.masked_lm + self.next_sentence
+    }
+}
+
+/// Trains on all ranks. Returns their reports in rank order.
+///
+/// # Errors
+/// Sharding refused the model, a collective failed, or the loss is no number any more.
+pub fn train_all(
+    run: &Run,
+    dataset: &Arc<Dataset>,
+    device: &Device,
+    progress: &Progress,
+) -> Result<Vec<RankReport>, Error> {
+    let results = ProcessGroup::spawn(run.world_size, |group| {
+        train(run, Arc::clone(dataset), device, &group, progress)
+    });
+    // The first rank's own failure says more than the others' complaints about it.
+    results
+        .map_err(burn_shard::Error::from)?
+        .into_iter()
+        .collect()
+}
+
+fn train(
+    run: &Run,
+    dataset: Arc<Dataset>,
+    device: &Device,
+    group: &ProcessGroup,
+    progress: &Progress,
+) -> Result<RankReport, Error> {
+    // Each rank builds its own model: ranks must not share parameters.
+    let model = BertForPreTraining::new(&run.config, device);
+    let model = initialize(model, run.weights.as_deref(), run.seed, device, group)?;
+    let mut model = ShardedModule::new(model, run.strategy, group)?;
+    let adam_w = AdamWConfig::new()
+        .with_epsilon(1e-6)
+        .with_weight_decay(0.01);
+    let mut optim = Oss::new(adam_w, group)?;
+
+    let shard = Shard {
+        rank: group.rank(),
+        world_size: group.world_size(),
+    };
+    let mut batches = Batches::new(dataset, shard, run.micro_batch, run.seed);
+    let mut losses = Vec::with_capacity(run.steps);
+    let mut traffic = group.traffic();
+    for step in 0..run.steps {
+        let start = Instant::now();
+        let batch = batches.next_batch();
+        let (input, targets) = batch.to_device(device);
+
+        let found = model.forward(&input, &targets);
+        let gradients = GradientsParams::from_grads(found.total().backward(), &*model);
+        model = optim.step(run.lr_at(step), model, gradients);
+
+        let means = mean_over_ranks(
+            group,
+            [
+                scalar(found.masked_lm),
+                found.next_sentence.map_or(0.0, scalar),
+                batch.tokens() as f64,
+            ],
+        )?;
+        let [masked_lm, next_sentence, tokens] = means;
+        let loss = StepLoss {
+            masked_lm,
+            next_sentence,
+        };
+        // The mean is the same on all ranks, so all of them stop.
+        if !loss.total().is_finite() {
+            return Err(Error::Diverged {
+                step: step + 1,
+                loss: loss.total(),
+            });
+        }
+        losses.push(loss);
+        if step == 0 {
+            traffic = group.traffic();
+        }
+        if group.rank() == 0 {
+            progress.step(&Step {
+                loss,
+                tokens: tokens * group.world_size() as f64,
+                seconds: start.elapsed().as_secs_f64(),
+                memory: model.memory(),
+            });
+        }
+    }
+    Ok(RankReport {
+        losses,
+        memory: model.memory(),
+        traffic: group.traffic() - traffic,
+    })
+}
+
+/// Gives rank 0 its parameters before any other rank draws some. Every rank ends with rank 0's
+/// when the model is wrapped, but Burn's CPU backend has one random generator for all threads:
+/// drawn at once, they would be others in every run.
+fn initialize(
+    mut model: BertForPreTraining,
+    weights: Option<&Path>,
+    seed: u64,
+    device: &Device,
+    group: &ProcessGroup,
+) -> Result<BertForPreTraining, Error> {
+    struct Draw;
+    impl ModuleVisitor for Draw {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            param.base();
+        }
+    }
+    if group.rank() == 0 {
+        if let Some(path) = weights {
+            model = weights::load(model, path)?;
+        }
+        device.seed(seed);
+        model.visit(&mut Draw);
+    }
+    group.barrier().map_err(burn_shard::Error::from)?;
+    Ok(model)
+}
+
+fn scalar(tensor: Tensor<1>) -> f64 {
+    tensor.into_scalar::<f32>().into()
+}
+
+fn mean_over_ranks<const N: usize>(
+    group: &ProcessGroup,
+    mut values: [f64; N],
+) -> Result<[f64; N], Error> {
+    group
+        .all_reduce(&mut values, ReduceOp::Mean)
+        .map_err(burn_shard::Error::from)?;
+    Ok(values)
+}
