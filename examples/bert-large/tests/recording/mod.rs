@@ -12,11 +12,11 @@ use burn::prelude::*;
 use burn::tensor::Gradients;
 use safetensors::SafeTensors;
 
-pub const STEPS: usize = 20;
-const ROWS: usize = 8;
+pub(crate) const STEPS: usize = 20;
+pub(crate) const ROWS: usize = 8;
 const LENGTH: usize = 16;
 
-pub struct Recording {
+pub(crate) struct Recording {
     data: BTreeMap<String, Vec<i32>>,
     losses: serde_json::Value,
 }
@@ -32,7 +32,7 @@ fn read(name: &str) -> Vec<u8> {
 }
 
 impl Recording {
-    pub fn open() -> Self {
+    pub(crate) fn open() -> Self {
         let bytes = read("data.safetensors");
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let data = file.tensors().into_iter().map(|(name, tensor)| {
@@ -52,7 +52,7 @@ impl Recording {
     }
 
     /// Float tensors of a file, flattened, by Hugging Face name.
-    pub fn tensors(name: &str) -> BTreeMap<String, Vec<f32>> {
+    pub(crate) fn tensors(name: &str) -> BTreeMap<String, Vec<f32>> {
         let bytes = read(&format!("{name}.safetensors"));
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let tensors = file.tensors().into_iter().map(|(name, tensor)| {
@@ -69,18 +69,18 @@ impl Recording {
     }
 
     /// The mean loss of every step of a run.
-    pub fn losses(&self, run: &str) -> Vec<f64> {
+    pub(crate) fn losses(&self, run: &str) -> Vec<f64> {
         let losses = self.losses["losses"][run]["mean"].as_array().unwrap();
         losses.iter().map(|loss| loss.as_f64().unwrap()).collect()
     }
 
-    pub fn initial_model(&self, device: &Device) -> BertForPreTraining {
+    pub(crate) fn initial_model(&self, device: &Device) -> BertForPreTraining {
         let model = BertForPreTraining::new(&BertConfig::fixture(), device);
         weights::load(model, &path("initial.safetensors")).unwrap()
     }
 
     /// Some rows of a step of the data set with this prefix (`""` or `"uneven."`).
-    pub fn batch(
+    pub(crate) fn batch(
         &self,
         prefix: &str,
         step: usize,
@@ -164,16 +164,16 @@ fn named(model: &impl Module, gradients: Option<&Gradients>) -> BTreeMap<String,
     visitor.found
 }
 
-pub fn weights(model: &impl Module) -> BTreeMap<String, TensorData> {
+pub(crate) fn weights(model: &impl Module) -> BTreeMap<String, TensorData> {
     named(model, None)
 }
 
-pub fn gradients(model: &impl Module, gradients: &Gradients) -> BTreeMap<String, TensorData> {
+pub(crate) fn gradients(model: &impl Module, gradients: &Gradients) -> BTreeMap<String, TensorData> {
     named(model, Some(gradients))
 }
 
-pub fn assert_close(name: &str, found: &TensorData, expected: &[f32], tolerance: f32) {
-    let found = found.to_vec::<f32>().unwrap();
+pub(crate) fn assert_close(name: &str, found: &TensorData, expected: &[f32], tolerance: f32) {
+    let found = found.try_to_vec::<f32>().unwrap();
     assert_eq!(found.len(), expected.len(), "{name}");
     let worst = found
         .iter()
