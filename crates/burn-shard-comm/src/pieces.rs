@@ -221,6 +221,10 @@ impl Pieces {
                 let mut part = part;
                 let mut position = start + offset / size_bytes;
                 while !part.is_empty() {
+                    assert!(
+                        position < self.total(),
+                        "an output should be as long as it says"
+                    );
                     let index = position / self.piece_numel;
                     let piece = self.piece_range(index);
                     let result = self.results[index]

@@ -271,3 +271,54 @@ fn store_bf16(source: &[f32], target: &mut [bf16]) {
         *target = bf16::from_bits(chosen);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounds_as_half_does() {
+        // Every upper half with lower halves around a tie, zero and the carry; NaNs among them.
+        for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+            let source: Vec<f32> = (0..=0xffffu32)
+                .map(|high| f32::from_bits(high << 16 | low))
+                .collect();
+            let mut rounded = vec![bf16::ZERO; source.len()];
+            store_bf16(&source, &mut rounded);
+            for (source, rounded) in source.iter().zip(&rounded) {
+                let expected = bf16::from_f32(*source);
+                assert_eq!(
+                    rounded.to_bits(),
+                    expected.to_bits(),
+                    "{:#x}",
+                    source.to_bits()
+                );
+            }
+            let mut widened = vec![0.0; source.len()];
+            load_bf16(&rounded, &mut widened);
+            for (rounded, widened) in rounded.iter().zip(&widened) {
+                assert_eq!(u32::from(rounded.to_bits()) << 16, widened.to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn a_mean_over_a_power_of_two_is_a_division() {
+        for world_size in 1..=9usize {
+            for bits in (0..=u32::MAX).step_by(65_521) {
+                let value = f32::from_bits(bits);
+                let zero = -0.0f32; // Adding it changes no value but signalling NaNs.
+                let mut column = vec![[zero]; world_size];
+                column[0] = [value];
+                let blocks: Vec<&[f32]> = column.iter().map(|c| c.as_slice()).collect();
+                let mut out = [0.0];
+                mean(&blocks, &mut out);
+                let expected = value / world_size as f32;
+                assert!(
+                    out[0].to_bits() == expected.to_bits() || value.is_nan(),
+                    "{value}"
+                );
+            }
+        }
+    }
+}
