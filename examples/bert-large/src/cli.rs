@@ -82,7 +82,7 @@ pub enum Precision {
     F32,
     /// 16 bits, the exponent of f32
     Bf16,
-    /// 16 bits, IEEE half
+    /// 16 bits, IEEE half: refused, its range is too small
     F16,
     /// 64 bits
     F64,
@@ -230,8 +230,17 @@ impl Run {
     /// Sets the device's float type and makes it differentiate.
     ///
     /// # Errors
-    /// The backend has no such type, or tensors exist already.
+    /// The type has too little range, the backend does not have it, or tensors exist already.
     pub fn device(&self) -> Result<Device, Error> {
+        if self.dtype == Precision::F16 {
+            // Tried: the squares of most gradients are 0 in f16, and the loss is NaN at step 4.
+            let reason = "Adam's moments need more range than f16 has, and nothing here scales \
+                          the loss (use bf16)";
+            return Err(Error::DType {
+                dtype: self.dtype,
+                reason: reason.into(),
+            });
+        }
         let mut device = Device::flex();
         device.configure(self.dtype.dtype()).map_err(|source| {
             let reason = source

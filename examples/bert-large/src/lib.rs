@@ -26,7 +26,7 @@ use model::BertForPreTraining;
 use report::{Progress, line};
 
 /// The default corpus stops at about this much text.
-const REGISTRY_BYTES: usize = 30 << 20;
+const REGISTRY_BYTES: usize = 16 << 20;
 
 /// Checks everything, trains, and reports. `peak_bytes` says what the process took at most.
 ///

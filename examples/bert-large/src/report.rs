@@ -219,6 +219,7 @@ fn memory_table(run: &Run, numel: usize, ranks: &[RankReport]) {
         &|memory| memory.total().peak_bytes,
         Some(totals),
     );
+    row("between steps", &|memory| memory.total().live_bytes, None);
 }
 
 /// Bytes of parameters, gradients and the two moments of Adam on a rank.

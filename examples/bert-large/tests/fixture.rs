@@ -1,11 +1,16 @@
 //! Replays 20 training steps that PyTorch recorded (`tests/fixture/`, made with transformers'
 //! `BertForMaskedLM`), on the same weights and the same data.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, helpers included"
+)]
+
 mod recording;
 
 use std::collections::BTreeMap;
 
-use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{AdamConfig, GradientsParams};
 use burn::prelude::*;
 use burn_shard::{Oss, ProcessGroup, ReduceOp, ShardedModule, ShardingStrategy};
 
@@ -49,7 +54,7 @@ fn twenty_steps_of_stock_adam_are_pytorchs() {
     let recording = Recording::open();
     let device = Device::flex().autodiff();
     let mut model = recording.initial_model(&device);
-    let mut adam: ModuleOptimizer = AdamConfig::new().with_epsilon(1e-8).init().into();
+    let mut adam = AdamConfig::new().with_epsilon(1e-8).init();
 
     let mut losses = Vec::new();
     for step in 0..STEPS {
@@ -106,7 +111,11 @@ fn every_strategy_trains_as_pytorchs_ddp() {
     ] {
         for strategy in ShardingStrategy::ALL {
             let (found, weights) = train_sharded(&recording, "", strategy, world_size);
-            assert_losses(&format!("{strategy} on {world_size}"), &found, &recording.losses(run));
+            assert_losses(
+                &format!("{strategy} on {world_size}"),
+                &found,
+                &recording.losses(run),
+            );
             let expected = last.map(Recording::tensors).unwrap_or_default();
             for (name, expected) in expected {
                 recording::assert_close(&name, &weights[&name], &expected, WEIGHT_TOLERANCE);
@@ -118,10 +127,18 @@ fn every_strategy_trains_as_pytorchs_ddp() {
 #[test]
 fn ranks_with_unequal_numbers_of_masked_tokens_weigh_the_same() {
     let recording = Recording::open();
-    for (world_size, run) in [(1, "uneven_single"), (2, "uneven_ddp_w2"), (4, "uneven_ddp_w4")] {
+    for (world_size, run) in [
+        (1, "uneven_single"),
+        (2, "uneven_ddp_w2"),
+        (4, "uneven_ddp_w4"),
+    ] {
         for strategy in ShardingStrategy::ALL {
             let (found, _) = train_sharded(&recording, "uneven.", strategy, world_size);
-            assert_losses(&format!("{strategy} on {world_size}"), &found, &recording.losses(run));
+            assert_losses(
+                &format!("{strategy} on {world_size}"),
+                &found,
+                &recording.losses(run),
+            );
         }
     }
 }

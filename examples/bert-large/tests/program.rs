@@ -1,6 +1,11 @@
 //! The program as a user runs it: one clear line and exit code 1 for each mistake, and a run from
 //! text to a falling loss.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, helpers included"
+)]
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -145,6 +150,11 @@ fn options_out_of_range_are_named() {
     );
     let text = refused(&["--dropout", "1.5"]);
     assert_eq!(text, "--dropout is 1.5 (allowed: from 0 to below 1)");
+    let text = refused(&["--dtype", "f16"]);
+    assert!(
+        text.starts_with("--dtype f16: Adam's moments need more range"),
+        "{text}"
+    );
 }
 
 /// Names and shapes of the tiny model's tensors as a checkpoint has them.
@@ -240,7 +250,7 @@ fn the_loss_falls_and_the_vocabulary_is_kept() {
         "--corpus",
         corpus,
         "--steps",
-        "30",
+        "20",
         "--micro-batch",
         "4",
         "--seq-len",

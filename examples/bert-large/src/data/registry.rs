@@ -12,7 +12,7 @@ use super::corpus::Document;
 use super::prose;
 
 /// One crate gives at most this much, so that a few large ones do not make up the corpus.
-const CRATE_BYTES: usize = 192 << 10;
+const CRATE_BYTES: usize = 64 << 10;
 
 /// Where Cargo unpacks crates: `$CARGO_HOME/registry/src`, by default under the home directory.
 pub(super) fn directory() -> Option<PathBuf> {

@@ -168,7 +168,10 @@ pub(crate) fn weights(model: &impl Module) -> BTreeMap<String, TensorData> {
     named(model, None)
 }
 
-pub(crate) fn gradients(model: &impl Module, gradients: &Gradients) -> BTreeMap<String, TensorData> {
+pub(crate) fn gradients(
+    model: &impl Module,
+    gradients: &Gradients,
+) -> BTreeMap<String, TensorData> {
     named(model, Some(gradients))
 }
 
