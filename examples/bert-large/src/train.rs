@@ -59,7 +59,7 @@ pub fn train_all(
     let results = ProcessGroup::spawn(run.world_size, |group| {
         train(run, Arc::clone(dataset), device, &group, progress)
     });
-    // The first rank's own failure says more than the others' complaints about it.
+    // Only rank 0 fails alone (it reads the checkpoint), so the first error is the cause.
     results
         .map_err(burn_shard::Error::from)?
         .into_iter()
@@ -95,7 +95,7 @@ fn train(
         let (input, targets) = batch.to_device(device);
 
         let found = model.forward(&input, &targets);
-        let gradients = GradientsParams::from_grads(found.total().backward(), &*model);
+        let gradients = GradientsParams::from_grads(found.total().backward(), &model);
         model = optim.step(run.lr_at(step), model, gradients);
 
         let means = mean_over_ranks(

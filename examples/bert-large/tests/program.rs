@@ -241,6 +241,50 @@ fn a_checkpoint_that_does_not_fit_names_the_tensor_and_both_shapes() {
 }
 
 #[test]
+fn training_starts_from_the_checkpoint() {
+    let root = tempfile::tempdir().unwrap();
+    let corpus = root.path().join("corpus.jsonl");
+    write_corpus(&corpus, 10);
+    let mut shapes = Shapes::default();
+    BertForPreTraining::new(&BertConfig::tiny(), &Device::flex()).visit(&mut shapes);
+    // Half precision, and with the tied decoder that Hugging Face writes beside the embeddings.
+    shapes
+        .found
+        .push(("cls.predictions.decoder.weight".into(), vec![8192, 128]));
+    let zeros = vec![0; 2 * 8192 * 128];
+    let views = shapes.found.iter().map(|(name, shape)| {
+        let bytes = &zeros[..2 * shape.iter().product::<usize>()];
+        (
+            name,
+            TensorView::new(Dtype::F16, shape.clone(), bytes).unwrap(),
+        )
+    });
+    let weights = root.path().join("model.safetensors");
+    safetensors::serialize_to_file(views, None, &weights).unwrap();
+
+    let [corpus, weights] = [&corpus, &weights].map(|path| path.to_str().unwrap());
+    let arguments = [
+        "--corpus",
+        corpus,
+        "--weights",
+        weights,
+        "--steps",
+        "1",
+        "--micro-batch",
+        "1",
+    ];
+    let output = bert_large(root.path(), &arguments);
+    let text = String::from_utf8(output.stdout).unwrap();
+    // Nothing but zeros: all tokens, and both answers, are equally likely.
+    let uniform = format!(
+        "masked tokens {:.3}, next sentence {:.3}",
+        8192f64.ln(),
+        2f64.ln()
+    );
+    assert!(text.contains(&uniform), "{text}");
+}
+
+#[test]
 fn the_loss_falls_and_the_vocabulary_is_kept() {
     let root = tempfile::tempdir().unwrap();
     let corpus = root.path().join("corpus.jsonl");

@@ -319,4 +319,51 @@ mod tests {
             Err(Error::EmptyCorpus { .. })
         ));
     }
+
+    #[cfg(feature = "parquet")]
+    #[test]
+    fn a_row_of_parquet_is_a_document() {
+        use ::parquet::basic::Compression;
+        use ::parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
+        use ::parquet::file::properties::WriterProperties;
+        use ::parquet::file::writer::SerializedFileWriter;
+        use ::parquet::schema::parser::parse_message_type;
+
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.parquet");
+        let write = |name: &str| {
+            let schema =
+                format!("message m {{ required int32 id; required binary {name} (UTF8); }}");
+            let schema = parse_message_type(&schema).unwrap().into();
+            let properties = WriterProperties::builder().set_compression(Compression::SNAPPY);
+            let file = fs::File::create(&path).unwrap();
+            let mut file =
+                SerializedFileWriter::new(file, schema, properties.build().into()).unwrap();
+            let mut rows = file.next_row_group().unwrap();
+            let mut column = rows.next_column().unwrap().unwrap();
+            let ids = column.typed::<Int32Type>();
+            ids.write_batch(&[1, 2], None, None).unwrap();
+            column.close().unwrap();
+            let mut column = rows.next_column().unwrap().unwrap();
+            let texts = ["One. Two.", "Three."].map(ByteArray::from);
+            let column_of_texts = column.typed::<ByteArrayType>();
+            column_of_texts.write_batch(&texts, None, None).unwrap();
+            column.close().unwrap();
+            rows.close().unwrap();
+            file.close().unwrap();
+        };
+        write("text");
+        let documents = Corpus::read(&[path.clone()]).unwrap().documents;
+        let sentences: Vec<_> = documents
+            .into_iter()
+            .map(|document| document.sentences)
+            .collect();
+        assert_eq!(sentences, [vec!["One.", "Two."], vec!["Three."]]);
+        write("body");
+        let error = Corpus::read(&[path.clone()]).unwrap_err().to_string();
+        assert!(
+            error.ends_with(r#"no column `text` (there are ["id", "body"])"#),
+            "{error}"
+        );
+    }
 }
