@@ -60,3 +60,33 @@ impl Embeddings {
         self.dropout.forward(self.layer_norm.forward(sum))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No replayed loss can show this: attention to padding is masked, so its embedding has a
+    /// gradient of zero wherever `padding` says the truth.
+    #[test]
+    fn looking_padding_up_teaches_its_row_nothing() {
+        let device = Device::flex().autodiff();
+        let embeddings = Embeddings::new(&BertConfig::fixture(), &device);
+        let ids = Tensor::<2, Int>::from_data([[5, 0, 7]], &device);
+        let input = Input {
+            token_types: ids.zeros_like(),
+            padding: ids.zeros_like().bool(),
+            ids,
+        };
+        let weights = embeddings.word_embeddings.weight.val();
+        let gradients = embeddings.forward(&input).powi_scalar(3).sum().backward();
+        let gradient = weights
+            .grad(&gradients)
+            .unwrap()
+            .abs()
+            .sum_dim(1)
+            .into_data();
+        let rows: Vec<f32> = gradient.iter().collect();
+        assert!(rows[5] > 0.0 && rows[7] > 0.0);
+        assert_eq!((rows[0], rows[6]), (0.0, 0.0));
+    }
+}
