@@ -136,7 +136,12 @@ pub(crate) fn attach<M: Module>(engine: &Arc<Engine>, module: M) -> M {
 pub(crate) fn note_leaves<M: Module>(engine: &Arc<Engine>, module: &M) {
     let index = engine.plan.index();
     let instance = engine.instance();
-    module.visit(&mut NoteLeaves { engine, instance, index, path: Path::default() });
+    module.visit(&mut NoteLeaves {
+        engine,
+        instance,
+        index,
+        path: Path::default(),
+    });
 }
 
 struct NoteLeaves<'a> {
@@ -156,7 +161,9 @@ impl ModuleVisitor for NoteLeaves<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(&index) = self.index.get(&self.path.join()) else { return };
+        let Some(&index) = self.index.get(&self.path.join()) else {
+            return;
+        };
         let base = param.base();
         if base.is_require_grad() {
             let hook = Hook {
@@ -196,13 +203,19 @@ impl Path {
 pub(crate) fn inspect<M: Module>(module: &M, rank: usize) -> Result<Vec<ParamSpec>, Error> {
     // Only real parameters keep a reparameterization; running statistics, which Burn shows to
     // visitors as parameters, lose it. So a marker tells them apart.
-    let mut inspect = Inspect { rank, ..Inspect::default() };
+    let mut inspect = Inspect {
+        rank,
+        ..Inspect::default()
+    };
     module.visit(&mut inspect);
     if let Some(error) = inspect.error {
         return Err(error);
     }
     let mut marked = Marked::default();
-    module.clone().apply_reparameterization(Mark).visit(&mut marked);
+    module
+        .clone()
+        .apply_reparameterization(Mark)
+        .visit(&mut marked);
     let is_param = |found: &Found| marked.paths.contains(&found.path);
     let params: Vec<Found> = inspect.found.into_iter().filter(is_param).collect();
     if params.is_empty() {
@@ -213,15 +226,29 @@ pub(crate) fn inspect<M: Module>(module: &M, rank: usize) -> Result<Vec<ParamSpe
         .into_iter()
         .map(|found| {
             if let Some(first) = first_path.insert(found.id, found.path.clone()) {
-                return Err(Error::SharedParameter { rank, first, second: found.path });
+                return Err(Error::SharedParameter {
+                    rank,
+                    first,
+                    second: found.path,
+                });
             }
             let dtype = dtype_of(found.dtype).ok_or_else(|| Error::UnsupportedDType {
                 rank,
                 path: found.path.clone(),
                 dtype: format!("{:?}", found.dtype),
             })?;
-            let Found { path, shape, trainable, .. } = found;
-            Ok(ParamSpec { path, shape, dtype, trainable })
+            let Found {
+                path,
+                shape,
+                trainable,
+                ..
+            } = found;
+            Ok(ParamSpec {
+                path,
+                shape,
+                dtype,
+                trainable,
+            })
         })
         .collect()
 }

@@ -102,13 +102,20 @@ impl ModuleMapper for Detach<'_> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(&index) = self.index.get(&self.path.join()) else { return param };
+        let Some(&index) = self.index.get(&self.path.join()) else {
+            return param;
+        };
         let (id, tensor, mapper) = param.consume();
         let state = AutodiffState::of(&tensor);
         let placeholder = Tensor::<D>::zeros([0; D], &without_autodiff(&tensor));
         let gradient = self.gradients.remove::<D>(id).map(to_host);
         let tensor = to_host(tensor);
-        self.detached[index] = Some(Detached { id, tensor, gradient, state });
+        self.detached[index] = Some(Detached {
+            id,
+            tensor,
+            gradient,
+            state,
+        });
         Param::from_mapped_value(id, placeholder, mapper)
     }
 }
@@ -146,8 +153,12 @@ impl ModuleMapper for Bind {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(&index) = self.index.get(&self.path.join()) else { return param };
-        let Some((tensor, state)) = self.tensors[index].take() else { return param };
+        let Some(&index) = self.index.get(&self.path.join()) else {
+            return param;
+        };
+        let Some((tensor, state)) = self.tensors[index].take() else {
+            return param;
+        };
         let (id, _, mapper) = param.consume();
         Param::from_mapped_value(id, state.lift(from_host(tensor)), mapper)
     }
@@ -185,13 +196,25 @@ impl Storage {
 
     /// Collects detached tensors into flat buffers. Those that lie in one already are not moved.
     pub(crate) fn pack(engine: &Engine, detached: Vec<Detached>) -> Self {
-        let flats = engine.plan.groups.iter().map(|group| pack_group(engine, group, &detached));
-        Self { flats: flats.collect(), states: detached.into_iter().map(|d| d.state).collect() }
+        let flats = engine
+            .plan
+            .groups
+            .iter()
+            .map(|group| pack_group(engine, group, &detached));
+        Self {
+            flats: flats.collect(),
+            states: detached.into_iter().map(|d| d.state).collect(),
+        }
     }
 
     /// Puts views of the buffers into a skeleton.
     pub(crate) fn bind<M: Module>(self, engine: &Engine, skeleton: M) -> M {
-        let tensors = engine.plan.place.iter().zip(&engine.plan.params).zip(self.states);
+        let tensors = engine
+            .plan
+            .place
+            .iter()
+            .zip(&engine.plan.params)
+            .zip(self.states);
         let views = tensors.map(|((place, param), state)| {
             let group = &engine.plan.groups[place.group];
             let (offset, _) = stored(engine, &group.layout.members[place.member]);

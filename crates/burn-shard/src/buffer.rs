@@ -37,7 +37,10 @@ struct Idle {
 
 impl Pool {
     pub(crate) fn new(ledger: Arc<Ledger>) -> Arc<Self> {
-        Arc::new(Self { ledger, idle: Mutex::default() })
+        Arc::new(Self {
+            ledger,
+            idle: Mutex::default(),
+        })
     }
 
     /// Sets how many bytes may lie idle. What exceeds it goes back to the allocator.
@@ -106,7 +109,13 @@ impl Buffer {
         pool: Weak<Pool>,
     ) -> Self {
         ledger.add(kind, storage.len() * ALIGN_BYTES);
-        Self { storage, len, kind, ledger: Arc::clone(ledger), pool }
+        Self {
+            storage,
+            len,
+            kind,
+            ledger: Arc::clone(ledger),
+            pool,
+        }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -186,7 +195,12 @@ mod tests {
 
         drop(pool.take(MemoryKind::Gradients, 128));
         assert_eq!(pool.idle_bytes(), 128);
-        assert!(pool.zeros(MemoryKind::Gradients, 128).bytes().iter().all(|&byte| byte == 0));
+        assert!(
+            pool.zeros(MemoryKind::Gradients, 128)
+                .bytes()
+                .iter()
+                .all(|&byte| byte == 0)
+        );
         drop(pool.take(MemoryKind::Gradients, 2 << 10));
         assert!(pool.idle_bytes() <= 1 << 10, "the cap holds");
     }

@@ -50,7 +50,9 @@ pub(crate) struct Instance {
 
 impl Instance {
     fn new(params: usize) -> Arc<Self> {
-        Arc::new(Self { leaves: Mutex::new(vec![None; params]) })
+        Arc::new(Self {
+            leaves: Mutex::new(vec![None; params]),
+        })
     }
 
     pub(crate) fn note_leaf(&self, index: usize, leaf: Option<NodeId>) {
@@ -88,7 +90,11 @@ impl Engine {
             .max()
             .unwrap_or(0);
         // What one group leaves behind is what the next one takes.
-        pool.set_cap_bytes(if strategy.shards_gradients() { largest } else { 0 });
+        pool.set_cap_bytes(if strategy.shards_gradients() {
+            largest
+        } else {
+            0
+        });
         let state = State {
             pass: None,
             unsharded: Unsharded::new(&plan),
@@ -149,14 +155,20 @@ impl Engine {
             pass.newest_node = NodeId::new().value;
             pass.anchors[group] = Some(pass.deepest.clone());
         }
-        let anchor = pass.anchors[group].clone().expect("the anchor was just made");
+        let anchor = pass.anchors[group]
+            .clone()
+            .expect("the anchor was just made");
         (anchor, pass.begin.clone())
     }
 
     /// Counts a read whose gradient will come. Returns the number of the read among those of the
     /// same parameter in this pass.
     pub(crate) fn read(&self, hook: &Hook, tracked: bool) -> usize {
-        if tracked { self.state.lock().reducer.read(hook.index) } else { 0 }
+        if tracked {
+            self.state.lock().reducer.read(hook.index)
+        } else {
+            0
+        }
     }
 
     /// The full parameter of a shard: from its group if that is gathered, else by gathering it.
@@ -173,7 +185,9 @@ impl Engine {
         gradient: HostTensor,
     ) -> Result<(), Error> {
         let mut state = self.state.lock();
-        let State { unsharded, reducer, .. } = &mut *state;
+        let State {
+            unsharded, reducer, ..
+        } = &mut *state;
         reducer.gradient::<B>(self, &hook.instance, hook.index, leaf, number, gradient);
         reducer.advance(self, unsharded, false)
     }
@@ -185,7 +199,9 @@ impl Engine {
     ) -> Result<Vec<(NodeId, HostTensor)>, Error> {
         let mut state = self.state.lock();
         state.pass = None;
-        let State { unsharded, reducer, .. } = &mut *state;
+        let State {
+            unsharded, reducer, ..
+        } = &mut *state;
         reducer.close::<B>(self, &hook.instance);
         reducer.advance(self, unsharded, true)?;
         unsharded.clear();

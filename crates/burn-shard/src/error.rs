@@ -8,6 +8,34 @@ pub enum Error {
     #[error(transparent)]
     Comm(#[from] burn_shard_comm::Error),
 
+    /// Gathering a group of parameters failed.
+    #[error(
+        "rank {rank}: gathering the group of `{path}`: {source} (under strategy zero3 every rank has \
+         to read the same parameters in the same order)"
+    )]
+    Gather {
+        /// This rank.
+        rank: usize,
+        /// The parameter that was read.
+        path: String,
+        /// What failed.
+        source: burn_shard_comm::Error,
+    },
+
+    /// Reducing the gradients of a group of parameters failed.
+    #[error(
+        "rank {rank}: reducing the gradients of the group of `{path}`: {source} (every rank has to \
+         run the same backward passes)"
+    )]
+    Reduce {
+        /// This rank.
+        rank: usize,
+        /// First parameter of the group.
+        path: String,
+        /// What failed.
+        source: burn_shard_comm::Error,
+    },
+
     /// No such strategy.
     #[error("unknown sharding strategy `{name}` (use ddp, zero1, zero2 or zero3)")]
     UnknownStrategy {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use burn::backend::flex::{Flex, FlexTensor, Layout};
 use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::{Bytes, DType as BurnDType, Shape};
-use burn::backend::flex::{Flex, FlexTensor, Layout};
 use burn_shard_comm::{DType, Segments, SegmentsMut};
 
 /// A contiguous tensor in host memory, or a view of a flat buffer. Clones share the memory.
@@ -27,14 +27,28 @@ impl HostTensor {
         let offset = offset * dtype.size_bytes();
         let shape = Shape::from(shape.to_vec());
         let end = offset + shape.num_elements() * dtype.size_bytes();
-        assert!(end <= bytes.len(), "a view of {end} bytes should fit into {}", bytes.len());
-        Self { bytes, offset, shape, dtype }
+        assert!(
+            end <= bytes.len(),
+            "a view of {end} bytes should fit into {}",
+            bytes.len()
+        );
+        Self {
+            bytes,
+            offset,
+            shape,
+            dtype,
+        }
     }
 
     /// A one-dimensional tensor of its own memory.
     pub(crate) fn copied(bytes: &[u8], dtype: DType) -> Self {
         let shape = Shape::from(vec![bytes.len() / dtype.size_bytes()]);
-        Self { bytes: Arc::new(aligned(bytes)), offset: 0, shape, dtype }
+        Self {
+            bytes: Arc::new(aligned(bytes)),
+            offset: 0,
+            shape,
+            dtype,
+        }
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -86,7 +100,11 @@ pub(crate) trait HostBackend: Backend {
 
 impl HostBackend for Flex {
     fn to_host(tensor: FlexTensor) -> HostTensor {
-        let tensor = if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() };
+        let tensor = if tensor.is_contiguous() {
+            tensor
+        } else {
+            tensor.to_contiguous()
+        };
         let dtype = dtype_of(tensor.dtype()).expect("a float tensor should have a float dtype");
         HostTensor {
             offset: tensor.layout().start_offset() * dtype.size_bytes(),
@@ -97,7 +115,12 @@ impl HostBackend for Flex {
     }
 
     fn from_host(tensor: HostTensor) -> FlexTensor {
-        let HostTensor { bytes, offset, shape, dtype } = tensor;
+        let HostTensor {
+            bytes,
+            offset,
+            shape,
+            dtype,
+        } = tensor;
         let strides = Layout::contiguous(shape.clone()).strides().to_vec();
         let layout = Layout::new(shape, strides, offset / dtype.size_bytes());
         FlexTensor::from_arc(bytes, layout, burn_dtype(dtype))
@@ -106,7 +129,10 @@ impl HostBackend for Flex {
 
 /// The communicator's name for a Burn float dtype.
 pub(crate) fn dtype_of(dtype: BurnDType) -> Option<DType> {
-    #[allow(clippy::wildcard_enum_match_arm, reason = "everything else is not a plain float")]
+    #[allow(
+        clippy::wildcard_enum_match_arm,
+        reason = "everything else is not a plain float"
+    )]
     match dtype {
         BurnDType::F32 | BurnDType::Flex32 => Some(DType::F32),
         BurnDType::F64 => Some(DType::F64),

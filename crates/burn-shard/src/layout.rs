@@ -85,7 +85,11 @@ impl GroupLayout {
     /// Lays out parameters of `numels` elements of `dtype`. `None` if a length overflows `usize`.
     pub(crate) fn new(numels: &[usize], dtype: DType, world_size: usize) -> Option<Self> {
         let align = ALIGN_BYTES / dtype.size_bytes();
-        let mut layout = Self { members: Vec::new(), shard_len: 0, full_len: 0 };
+        let mut layout = Self {
+            members: Vec::new(),
+            shard_len: 0,
+            full_len: 0,
+        };
         for &numel in numels {
             let shard_numel = shard_numel(numel, world_size);
             layout.members.push(MemberLayout {
@@ -95,12 +99,17 @@ impl GroupLayout {
                 full_offset: layout.full_len,
             });
             let padded = shard_numel.checked_mul(world_size)?;
-            layout.shard_len =
-                layout.shard_len.checked_add(shard_numel.checked_next_multiple_of(align)?)?;
-            layout.full_len =
-                layout.full_len.checked_add(padded.checked_next_multiple_of(align)?)?;
+            layout.shard_len = layout
+                .shard_len
+                .checked_add(shard_numel.checked_next_multiple_of(align)?)?;
+            layout.full_len = layout
+                .full_len
+                .checked_add(padded.checked_next_multiple_of(align)?)?;
         }
-        layout.full_len.checked_mul(dtype.size_bytes()).map(|_| layout)
+        layout
+            .full_len
+            .checked_mul(dtype.size_bytes())
+            .map(|_| layout)
     }
 }
 

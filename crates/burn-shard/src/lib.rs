@@ -17,12 +17,12 @@ mod strategy;
 mod unshard;
 mod wrap;
 
+pub use burn_shard_comm::Error as CommError;
 pub use burn_shard_comm::{
     Collective, Communicator, Local, ProcessGroup, Recording, ReduceOp, Traffic,
 };
 pub use error::Error;
 pub use layout::ParamSpec;
-pub use burn_shard_comm::Error as CommError;
 pub use memory::{MemoryKind, MemoryReport, MemoryUse, model_state_bytes};
 pub use oss::{ElementwiseConfig, Oss, StepError};
 pub use sharded_module::{ShardConfig, ShardedModule};

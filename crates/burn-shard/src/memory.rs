@@ -77,11 +77,25 @@ impl MemoryReport {
 impl fmt::Display for MemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for kind in MemoryKind::ALL {
-            let MemoryUse { live_bytes, peak_bytes } = self.of(kind);
-            writeln!(f, "{:<16} {live_bytes:>14} B live {peak_bytes:>14} B peak", kind.name())?;
+            let MemoryUse {
+                live_bytes,
+                peak_bytes,
+            } = self.of(kind);
+            writeln!(
+                f,
+                "{:<16} {live_bytes:>14} B live {peak_bytes:>14} B peak",
+                kind.name()
+            )?;
         }
-        let MemoryUse { live_bytes, peak_bytes } = self.total;
-        write!(f, "{:<16} {live_bytes:>14} B live {peak_bytes:>14} B peak", "total")
+        let MemoryUse {
+            live_bytes,
+            peak_bytes,
+        } = self.total;
+        write!(
+            f,
+            "{:<16} {live_bytes:>14} B live {peak_bytes:>14} B peak",
+            "total"
+        )
     }
 }
 
@@ -100,9 +114,21 @@ pub fn model_state_bytes(
 ) -> usize {
     let full = numel * element_bytes;
     let part = full.div_ceil(world_size);
-    let parameters = if strategy.shards_parameters() { part } else { full };
-    let gradients = if strategy.shards_gradients() { part } else { full };
-    let moments = 2 * if strategy.shards_optimizer() { part } else { full };
+    let parameters = if strategy.shards_parameters() {
+        part
+    } else {
+        full
+    };
+    let gradients = if strategy.shards_gradients() {
+        part
+    } else {
+        full
+    };
+    let moments = 2 * if strategy.shards_optimizer() {
+        part
+    } else {
+        full
+    };
     parameters + gradients + moments
 }
 
@@ -119,7 +145,10 @@ impl Counter {
     }
 
     fn read(&self) -> MemoryUse {
-        MemoryUse { live_bytes: self.live.load(Relaxed), peak_bytes: self.peak.load(Relaxed) }
+        MemoryUse {
+            live_bytes: self.live.load(Relaxed),
+            peak_bytes: self.peak.load(Relaxed),
+        }
     }
 }
 
@@ -177,7 +206,13 @@ mod tests {
         ledger.add(MemoryKind::Unsharded, 7);
         let report = ledger.report();
         assert_eq!(report.of(MemoryKind::Gradients).peak_bytes, 10);
-        assert_eq!(report.total(), MemoryUse { live_bytes: 7, peak_bytes: 10 });
+        assert_eq!(
+            report.total(),
+            MemoryUse {
+                live_bytes: 7,
+                peak_bytes: 10
+            }
+        );
         ledger.reset_peak();
         assert_eq!(ledger.report().total().peak_bytes, 7);
     }

@@ -112,7 +112,10 @@ impl<B: ShardOps + HostBackend> Backward<B, 3> for Read {
         // A frozen parameter is tracked only so that backward can gather it again.
         if parameter.is_some() {
             let Use { hook, number, leaf } = ops.state;
-            or_panic(hook.engine.gradient::<B>(&hook, leaf, number, B::to_host(grad)));
+            or_panic(
+                hook.engine
+                    .gradient::<B>(&hook, leaf, number, B::to_host(grad)),
+            );
         }
     }
 }
@@ -142,7 +145,10 @@ impl<B: ShardOps> RetroForward for Regather<B> {
             Source::Frozen(shard) => shard.clone(),
         };
         let (anchor, begin) = (self.unused.clone(), self.unused.clone());
-        states.save(out_node, B::unshard(shard, anchor, begin, self.hook.clone()));
+        states.save(
+            out_node,
+            B::unshard(shard, anchor, begin, self.hook.clone()),
+        );
     }
 }
 
@@ -161,7 +167,11 @@ impl<B: ShardOps + HostBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
             unused.clone(),
             hook.clone(),
         );
-        let state = Use { number: hook.engine.read(&hook, shard.is_tracked()), leaf: shard.id(), hook };
+        let state = Use {
+            number: hook.engine.read(&hook, shard.is_tracked()),
+            leaf: shard.id(),
+            hook,
+        };
         let regather = |source| Regather::<B> {
             source,
             unused,
@@ -172,7 +182,8 @@ impl<B: ShardOps + HostBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
         // parent, and no other, has to be listed.
         let prep = Read.prepare::<BalancedCheckpointing>(guards).memory_bound();
         let prep = if shard.is_tracked() {
-            prep.retro_forward(regather(Source::Parent(shard.id()))).parents([&shard, &begin])
+            prep.retro_forward(regather(Source::Parent(shard.id())))
+                .parents([&shard, &begin])
         } else {
             let source = Source::Frozen(shard.primitive().clone());
             prep.retro_forward(regather(source)).parents([&begin])
@@ -191,7 +202,11 @@ impl<B: ShardOps + HostBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
     ) -> FloatTensor<Self> {
         let guards = [parameter.node(), anchor.node(), begin.node()];
         let leaf = parameter.id();
-        let state = Use { number: hook.engine.read(&hook, parameter.is_tracked()), leaf, hook };
+        let state = Use {
+            number: hook.engine.read(&hook, parameter.is_tracked()),
+            leaf,
+            hook,
+        };
         let prep = Read.prepare::<C>(guards).compute_bound();
         match prep.stateful() {
             OpsKind::Tracked(prep) => prep.finish(state, parameter.into_primitive()),
@@ -209,7 +224,10 @@ impl<B: ShardOps + HostBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
             }
         }
         let (primitive, guard) = anchor.into_parts();
-        Deepen.prepare::<C>([guard]).compute_bound().stateless(primitive)
+        Deepen
+            .prepare::<C>([guard])
+            .compute_bound()
+            .stateless(primitive)
     }
 
     fn begin_pass(token: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {
@@ -219,7 +237,8 @@ impl<B: ShardOps + HostBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
             type State = Hook;
             fn backward(self, ops: Ops<Hook, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
                 // No gradient was ever registered for this node; the step runs all the same.
-                for (leaf, gradient) in or_panic(ops.state.engine.finish_backward::<B>(&ops.state)) {
+                for (leaf, gradient) in or_panic(ops.state.engine.finish_backward::<B>(&ops.state))
+                {
                     grads.register::<B>(leaf, B::from_host(gradient));
                 }
             }

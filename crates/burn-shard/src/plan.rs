@@ -54,13 +54,26 @@ impl Plan {
                 .shape
                 .iter()
                 .try_fold(param.dtype.size_bytes(), |size, &dim| size.checked_mul(dim))
-                .ok_or_else(|| Error::TooLarge { path: param.path.clone() })?;
+                .ok_or_else(|| Error::TooLarge {
+                    path: param.path.clone(),
+                })?;
         }
         let mut units = Vec::new();
         split(&params, 0..params.len(), 0, group_cap_bytes, &mut units);
 
-        let mut plan = Self { params, groups: Vec::new(), place: Vec::new(), world_size };
-        plan.place = vec![Place { group: 0, member: 0 }; plan.params.len()];
+        let mut plan = Self {
+            params,
+            groups: Vec::new(),
+            place: Vec::new(),
+            world_size,
+        };
+        plan.place = vec![
+            Place {
+                group: 0,
+                member: 0
+            };
+            plan.params.len()
+        ];
         for unit in units {
             let mut kinds: Vec<(DType, bool)> = Vec::new();
             for param in &plan.params[unit.clone()] {
@@ -77,12 +90,21 @@ impl Plan {
                     .collect();
                 let numels: Vec<usize> = members.iter().map(|&i| plan.params[i].numel()).collect();
                 let layout = GroupLayout::new(&numels, dtype, world_size).ok_or_else(|| {
-                    Error::TooLarge { path: plan.params[members[0]].path.clone() }
+                    Error::TooLarge {
+                        path: plan.params[members[0]].path.clone(),
+                    }
                 })?;
                 for (member, &index) in members.iter().enumerate() {
-                    plan.place[index] = Place { group: plan.groups.len(), member };
+                    plan.place[index] = Place {
+                        group: plan.groups.len(),
+                        member,
+                    };
                 }
-                plan.groups.push(Group { members, dtype, layout });
+                plan.groups.push(Group {
+                    members,
+                    dtype,
+                    layout,
+                });
             }
         }
         Ok(plan)
@@ -95,7 +117,11 @@ impl Plan {
 
     /// Index of each parameter by its path.
     pub(crate) fn index(&self) -> HashMap<String, usize> {
-        self.params.iter().enumerate().map(|(i, param)| (param.path.clone(), i)).collect()
+        self.params
+            .iter()
+            .enumerate()
+            .map(|(i, param)| (param.path.clone(), i))
+            .collect()
     }
 
     /// Compares the plan with every other rank's.
@@ -131,9 +157,15 @@ impl Plan {
 
     /// One line per fact that all ranks must share, in plan order.
     fn describe(&self, strategy: &str) -> Vec<String> {
-        let mut lines = vec![format!("strategy {strategy}, world_size {}", self.world_size)];
+        let mut lines = vec![format!(
+            "strategy {strategy}, world_size {}",
+            self.world_size
+        )];
         for (param, place) in self.params.iter().zip(&self.place) {
-            let mut line = format!("parameter {} {:?} {:?}", param.path, param.dtype, param.shape);
+            let mut line = format!(
+                "parameter {} {:?} {:?}",
+                param.path, param.dtype, param.shape
+            );
             let frozen = if param.trainable { "" } else { ", frozen" };
             write!(line, " in group {}{frozen}", place.group)
                 .expect("writing to a string should succeed");
@@ -152,7 +184,9 @@ fn split(
     units: &mut Vec<Range<usize>>,
 ) {
     let bytes = |range: &Range<usize>| -> usize {
-        params[range.clone()].iter().fold(0, |sum, p| sum.saturating_add(p.size_bytes()))
+        params[range.clone()]
+            .iter()
+            .fold(0, |sum, p| sum.saturating_add(p.size_bytes()))
     };
     if range.is_empty() {
         return;
@@ -208,7 +242,12 @@ mod tests {
     }
 
     fn paths(plan: &Plan) -> Vec<Vec<&str>> {
-        let of = |g: &Group| g.members.iter().map(|&i| plan.params[i].path.as_str()).collect();
+        let of = |g: &Group| {
+            g.members
+                .iter()
+                .map(|&i| plan.params[i].path.as_str())
+                .collect()
+        };
         plan.groups.iter().map(of).collect()
     }
 

@@ -55,7 +55,9 @@ struct InFlight {
 
 impl std::fmt::Debug for InFlight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InFlight").field("group", &self.group).finish_non_exhaustive()
+        f.debug_struct("InFlight")
+            .field("group", &self.group)
+            .finish_non_exhaustive()
     }
 }
 
@@ -91,14 +93,18 @@ impl Reducer {
     ) {
         let leaves = self.leaves.get_or_insert_with(|| instance.leaves());
         leaves[index] = Some(leaf);
-        engine.ledger.add(MemoryKind::Gradients, gradient.as_bytes().len());
+        engine
+            .ledger
+            .add(MemoryKind::Gradients, gradient.as_bytes().len());
         let collected = &mut self.params[index];
         collected.arrived.push((number, gradient));
         collected.came += 1;
         if collected.came == collected.reads {
             collected.add_up::<B>(engine);
             let group = engine.plan.place[index].group;
-            if self.is_complete(engine, group) && let Some(observed) = &mut self.observed {
+            if self.is_complete(engine, group)
+                && let Some(observed) = &mut self.observed
+            {
                 observed.push(group);
             }
         }
@@ -136,37 +142,67 @@ impl Reducer {
 
     fn is_complete(&self, engine: &Engine, group: usize) -> bool {
         let members = &engine.plan.groups[group].members;
-        members.iter().all(|&index| self.params[index].came == self.params[index].reads)
+        members
+            .iter()
+            .all(|&index| self.params[index].came == self.params[index].reads)
     }
 
     fn start(&mut self, engine: &Engine, group: usize) -> Result<(), Error> {
-        let leaves = self.leaves.as_ref().expect("the instance should be known by now");
+        let leaves = self
+            .leaves
+            .as_ref()
+            .expect("the instance should be known by now");
         let plan = &engine.plan.groups[group];
-        let members: Vec<usize> =
-            plan.members.iter().copied().filter(|&index| leaves[index].is_some()).collect();
+        let members: Vec<usize> = plan
+            .members
+            .iter()
+            .copied()
+            .filter(|&index| leaves[index].is_some())
+            .collect();
         if members.is_empty() {
             return Ok(());
         }
         let tensors = members
             .iter()
-            .map(|&index| (engine.plan.params[index].numel(), self.params[index].sum.take()))
+            .map(|&index| {
+                (
+                    engine.plan.params[index].numel(),
+                    self.params[index].sum.take(),
+                )
+            })
             .collect();
-        let input = Arc::new(TensorSegments { dtype: plan.dtype, tensors });
+        let input = Arc::new(TensorSegments {
+            dtype: plan.dtype,
+            tensors,
+        });
         let shared: Arc<dyn burn_shard_comm::Segments> = Arc::clone(&input) as _;
         let communicator = engine.group.communicator();
         let work = if engine.strategy.shards_gradients() {
-            communicator.reduce_scatter(shared, ReduceOp::Mean)?
+            communicator.reduce_scatter(shared, ReduceOp::Mean)
         } else {
-            communicator.all_reduce(shared, ReduceOp::Mean)?
+            communicator.all_reduce(shared, ReduceOp::Mean)
         };
-        self.in_flight.push_back(InFlight { group, members, input, work });
+        let work = work.map_err(|source| failed(engine, members[0], source))?;
+        self.in_flight.push_back(InFlight {
+            group,
+            members,
+            input,
+            work,
+        });
         Ok(())
     }
 
     fn complete_oldest(&mut self, engine: &Engine) -> Result<(), Error> {
-        let Some(flight) = self.in_flight.pop_front() else { return Ok(()) };
-        let held: usize =
-            flight.input.tensors.iter().flat_map(|(_, t)| t).map(|t| t.as_bytes().len()).sum();
+        let Some(flight) = self.in_flight.pop_front() else {
+            return Ok(());
+        };
+        let held: usize = flight
+            .input
+            .tensors
+            .iter()
+            .flat_map(|(_, t)| t)
+            .map(|t| t.as_bytes().len())
+            .sum();
         if engine.strategy.shards_gradients() {
             self.finish_reduce_scatter(engine, flight)?;
         } else {
@@ -182,9 +218,16 @@ impl Reducer {
         let layout = |index: usize| &group.layout.members[engine.plan.place[index].member];
         let bytes = group.layout.shard_len * group.dtype.size_bytes();
         let mut buffer = engine.pool.take(MemoryKind::Gradients, bytes);
-        let ranges = flight.members.iter().map(|&i| (layout(i).shard_offset, layout(i).shard_numel));
+        let ranges = flight
+            .members
+            .iter()
+            .map(|&i| (layout(i).shard_offset, layout(i).shard_numel));
         let mut output = pieces_mut(buffer.bytes_mut(), group.dtype, ranges);
-        flight.work.finish(&mut output)?;
+        let first = flight.members[0];
+        flight
+            .work
+            .finish(&mut output)
+            .map_err(|source| failed(engine, first, source))?;
         drop(flight.input);
         let shards = buffer.freeze();
         for &index in &flight.members {
@@ -198,7 +241,11 @@ impl Reducer {
 
     /// Each member ends as the full average, in the memory of this rank's own gradient.
     fn finish_all_reduce(&mut self, engine: &Engine, mut flight: InFlight) -> Result<(), Error> {
-        flight.work.wait()?;
+        let first = flight.members[0];
+        flight
+            .work
+            .wait()
+            .map_err(|source| failed(engine, first, source))?;
         let dtype = flight.input.dtype;
         let tensors = match Arc::try_unwrap(flight.input) {
             Ok(input) => input.tensors,
@@ -209,12 +256,20 @@ impl Reducer {
             .zip(&flight.members)
             .map(|((_, tensor), &index)| {
                 tensor.unwrap_or_else(|| {
-                    engine.zeros(MemoryKind::Gradients, index, &engine.plan.params[index].shape)
+                    engine.zeros(
+                        MemoryKind::Gradients,
+                        index,
+                        &engine.plan.params[index].shape,
+                    )
                 })
             })
             .collect();
         let pieces = full.iter_mut().map(HostTensor::as_bytes_mut).collect();
-        flight.work.finish(&mut PiecesMut { dtype, pieces })?;
+        let mut output = PiecesMut { dtype, pieces };
+        flight
+            .work
+            .finish(&mut output)
+            .map_err(|source| failed(engine, first, source))?;
         for (&index, tensor) in flight.members.iter().zip(full) {
             self.reduced[index] = Some(tensor);
         }
@@ -246,7 +301,9 @@ impl Reducer {
 
     /// Once: the order in which groups became ready on rank 0 replaces the module's own.
     fn agree_on_order(&mut self, engine: &Engine) -> Result<(), Error> {
-        let Some(mut observed) = self.observed.take() else { return Ok(()) };
+        let Some(mut observed) = self.observed.take() else {
+            return Ok(());
+        };
         observed.extend(self.order.iter().copied());
         let mut seen = vec![false; self.order.len()];
         observed.retain(|&group| !std::mem::replace(&mut seen[group], true));
@@ -263,13 +320,25 @@ impl Reducer {
 impl Collected {
     /// Adds the gradients of all reads, the last read first, as Burn does for a plain parameter.
     fn add_up<B: HostBackend>(&mut self, engine: &Engine) {
-        self.arrived.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+        self.arrived
+            .sort_by_key(|(number, _)| std::cmp::Reverse(*number));
         let mut terms = self.arrived.drain(..).map(|(_, gradient)| gradient);
         let Some(mut sum) = terms.next() else { return };
         for term in terms {
-            engine.ledger.sub(MemoryKind::Gradients, term.as_bytes().len());
+            engine
+                .ledger
+                .sub(MemoryKind::Gradients, term.as_bytes().len());
             sum = B::to_host(B::float_add(B::from_host(term), B::from_host(sum)));
         }
         self.sum = Some(sum);
+    }
+}
+
+fn failed(engine: &Engine, index: usize, source: burn_shard_comm::Error) -> Error {
+    let path = engine.plan.params[index].path.clone();
+    Error::Reduce {
+        rank: engine.rank(),
+        path,
+        source,
     }
 }

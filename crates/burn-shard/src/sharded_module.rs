@@ -31,7 +31,10 @@ impl ShardConfig {
     /// DDP).
     #[must_use]
     pub fn new(strategy: ShardingStrategy) -> Self {
-        Self { strategy, group_cap_bytes: 25 << 20 }
+        Self {
+            strategy,
+            group_cap_bytes: 25 << 20,
+        }
     }
 
     /// Sets the most bytes of parameters that share one collective. Larger groups mean fewer
@@ -142,7 +145,12 @@ impl<M: Module> ShardedModule<M> {
     /// order.
     #[must_use]
     pub fn groups(&self) -> Vec<Vec<usize>> {
-        self.engine.plan.groups.iter().map(|group| group.members.clone()).collect()
+        self.engine
+            .plan
+            .groups
+            .iter()
+            .map(|group| group.members.clone())
+            .collect()
     }
 
     /// The plain module with full parameters, on every rank: for saving, or for inference without
@@ -241,13 +249,19 @@ impl<M: Module> Module for ShardedModule<M> {
     }
 
     fn valid(&self) -> Self {
-        Self { inner: self.inner.valid(), engine: Arc::clone(&self.engine) }
+        Self {
+            inner: self.inner.valid(),
+            engine: Arc::clone(&self.engine),
+        }
     }
 
     /// Full parameters, still wrapped in name only: prefer [`ShardedModule::unsharded`].
     fn materialize(self) -> Self {
         let inner = self.inner.materialize();
-        Self { inner, engine: self.engine }
+        Self {
+            inner,
+            engine: self.engine,
+        }
     }
 
     fn num_params(&self) -> usize {

@@ -42,8 +42,12 @@ pub enum ShardingStrategy {
 
 impl ShardingStrategy {
     /// All strategies, from the most memory to the least.
-    pub const ALL: [Self; 4] =
-        [Self::Replicated, Self::OptimizerState, Self::Gradients, Self::Full];
+    pub const ALL: [Self; 4] = [
+        Self::Replicated,
+        Self::OptimizerState,
+        Self::Gradients,
+        Self::Full,
+    ];
 
     /// Whether the stored parameters are shards, to be gathered before use.
     pub(crate) fn shards_parameters(self) -> bool {
@@ -86,7 +90,9 @@ impl FromStr for ShardingStrategy {
             "zero1" | "optimizer-state" => Ok(Self::OptimizerState),
             "zero2" | "gradients" => Ok(Self::Gradients),
             "zero3" | "full" | "fsdp" => Ok(Self::Full),
-            _ => Err(Error::UnknownStrategy { name: name.to_owned() }),
+            _ => Err(Error::UnknownStrategy {
+                name: name.to_owned(),
+            }),
         }
     }
 }

@@ -38,7 +38,10 @@ struct Gathered {
 
 impl Unsharded {
     pub(crate) fn new(plan: &Plan) -> Self {
-        Self { groups: plan.groups.iter().map(|_| None).collect(), clock: 0 }
+        Self {
+            groups: plan.groups.iter().map(|_| None).collect(),
+            clock: 0,
+        }
     }
 
     /// The full parameter `index` of which `shard` is this rank's part.
@@ -62,7 +65,9 @@ impl Unsharded {
             self.make_room();
             self.groups[place.group] = Some(gather(engine, place.group, shards, self.clock)?);
         }
-        let gathered = self.groups[place.group].as_mut().expect("the group was just gathered");
+        let gathered = self.groups[place.group]
+            .as_mut()
+            .expect("the group was just gathered");
         gathered.unread[place.member] = false;
         gathered.last_read = self.clock;
         Ok(gathered.full[place.member].clone())
@@ -71,7 +76,10 @@ impl Unsharded {
     /// Drops groups of which every member was read, and the least recently read of the others.
     fn make_room(&mut self) {
         for slot in &mut self.groups {
-            if slot.as_ref().is_some_and(|g| g.unread.iter().all(|&unread| !unread)) {
+            if slot
+                .as_ref()
+                .is_some_and(|g| g.unread.iter().all(|&unread| !unread))
+            {
                 *slot = None;
             }
         }
@@ -116,7 +124,14 @@ fn gather(
             (m.shard_numel, Some(shard))
         })
         .collect();
-    let full = all_gather(engine, &group.members, TensorSegments { dtype: group.dtype, tensors })?;
+    let full = all_gather(
+        engine,
+        &group.members,
+        TensorSegments {
+            dtype: group.dtype,
+            tensors,
+        },
+    )?;
     Ok(Gathered {
         shards: Arc::clone(shards),
         unread: vec![true; full.len()],
@@ -128,7 +143,10 @@ fn gather(
 /// All-gathers one parameter from a shard outside its group's buffer.
 fn gather_one(engine: &Engine, index: usize, shard: &HostTensor) -> Result<HostTensor, Error> {
     let tensors = vec![(shard.numel(), Some(shard.clone()))];
-    let input = TensorSegments { dtype: shard.dtype(), tensors };
+    let input = TensorSegments {
+        dtype: shard.dtype(),
+        tensors,
+    };
     let mut full = all_gather(engine, &[index], input)?;
     Ok(full.remove(0))
 }
@@ -144,9 +162,23 @@ fn all_gather(
         .clone()
         .map(|param| engine.pool.take(MemoryKind::Unsharded, param.size_bytes()))
         .collect();
-    let pieces = buffers.iter_mut().map(crate::buffer::Buffer::bytes_mut).collect();
+    let pieces = buffers
+        .iter_mut()
+        .map(crate::buffer::Buffer::bytes_mut)
+        .collect();
     let mut output = PiecesMut { dtype, pieces };
-    engine.group.communicator().all_gather(Arc::new(input), &mut output)?;
+    engine
+        .group
+        .communicator()
+        .all_gather(Arc::new(input), &mut output)
+        .map_err(|source| {
+            let path = engine.plan.params[members[0]].path.clone();
+            Error::Gather {
+                rank: engine.rank(),
+                path,
+                source,
+            }
+        })?;
     let freeze = |(buffer, param): (crate::buffer::Buffer, &crate::ParamSpec)| {
         HostTensor::view(buffer.freeze(), 0, &param.shape, dtype)
     };

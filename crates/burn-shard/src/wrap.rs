@@ -27,12 +27,21 @@ pub(crate) fn wrap<M: Module>(
     let checked = check(&module, config, group);
     // A rank that cannot go on tells the others, instead of leaving them in the next collective.
     let refusals = group.all_gather_bytes(
-        checked.as_ref().err().map(ToString::to_string).unwrap_or_default().as_bytes(),
+        checked
+            .as_ref()
+            .err()
+            .map(ToString::to_string)
+            .unwrap_or_default()
+            .as_bytes(),
     )?;
     let plan = checked?;
     if let Some(other) = refusals.iter().position(|message| !message.is_empty()) {
         let message = String::from_utf8_lossy(&refusals[other]).into_owned();
-        return Err(Error::OtherRankRefused { rank, other, message });
+        return Err(Error::OtherRankRefused {
+            rank,
+            other,
+            message,
+        });
     }
     plan.agree(&config.strategy.to_string(), group)?;
 
@@ -46,13 +55,24 @@ pub(crate) fn wrap<M: Module>(
         error: None,
     };
     let skeleton = module.map(&mut distribute);
-    let Distribute { flats, states, error, .. } = distribute;
+    let Distribute {
+        flats,
+        states,
+        error,
+        ..
+    } = distribute;
     if let Some(error) = error {
         return Err(error);
     }
     let planned = "every parameter of the plan should have been met";
-    let flats = flats.into_iter().map(|flat| flat.expect(planned).freeze()).collect();
-    let states = states.into_iter().map(|state| state.expect(planned)).collect();
+    let flats = flats
+        .into_iter()
+        .map(|flat| flat.expect(planned).freeze())
+        .collect();
+    let states = states
+        .into_iter()
+        .map(|state| state.expect(planned))
+        .collect();
     let module = Storage::new(flats, states).bind(&engine, skeleton);
     let module = attach(&engine, module);
     note_leaves(&engine, &module);
@@ -68,7 +88,10 @@ fn check<M: Module>(
 ) -> Result<Plan, Error> {
     let devices = module.devices();
     if devices.len() > 1 {
-        return Err(Error::SeveralDevices { rank: group.rank(), count: devices.len() });
+        return Err(Error::SeveralDevices {
+            rank: group.rank(),
+            count: devices.len(),
+        });
     }
     let params = inspect(module, group.rank())?;
     Plan::new(params, config.group_cap_bytes, group.world_size())
@@ -89,13 +112,24 @@ impl Distribute<'_> {
         let result = if self.engine.rank() == 0 {
             let numel = tensor.numel();
             let tensors = vec![(numel, Some(tensor.clone()))];
-            let input: Arc<dyn Segments> =
-                Arc::new(TensorSegments { dtype: tensor.dtype(), tensors });
-            self.engine.group.communicator().broadcast(Some(input), None, 0)
+            let input: Arc<dyn Segments> = Arc::new(TensorSegments {
+                dtype: tensor.dtype(),
+                tensors,
+            });
+            self.engine
+                .group
+                .communicator()
+                .broadcast(Some(input), None, 0)
         } else {
             let dtype = tensor.dtype();
-            let mut output = PiecesMut { dtype, pieces: vec![tensor.as_bytes_mut()] };
-            self.engine.group.communicator().broadcast(None, Some(&mut output), 0)
+            let mut output = PiecesMut {
+                dtype,
+                pieces: vec![tensor.as_bytes_mut()],
+            };
+            self.engine
+                .group
+                .communicator()
+                .broadcast(None, Some(&mut output), 0)
         };
         if let Err(error) = result {
             self.error.get_or_insert(error.into());
@@ -122,7 +156,9 @@ impl Distribute<'_> {
         let member = &group.layout.members[place.member];
         let size = group.dtype.size_bytes();
         let flat = self.flats[place.group].get_or_insert_with(|| {
-            engine.pool.zeros(MemoryKind::Parameters, stored_len(engine, group) * size)
+            engine
+                .pool
+                .zeros(MemoryKind::Parameters, stored_len(engine, group) * size)
         });
         let (offset, _) = stored(engine, member);
         let part = if engine.strategy.shards_parameters() {

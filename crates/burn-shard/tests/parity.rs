@@ -18,8 +18,8 @@ use burn_shard::{
     ElementwiseConfig, Local, Oss, ProcessGroup, ShardConfig, ShardedModule, ShardingStrategy,
 };
 use common::{
-    Batch, Bits, OddNet, assert_bits, device, gradients, plain_dp_gradients, shards_of, stock_state,
-    values,
+    Batch, Bits, OddNet, assert_bits, device, gradients, plain_dp_gradients, shards_of,
+    stock_state, values,
 };
 
 const STEPS: usize = 12;
@@ -36,23 +36,27 @@ fn small_groups(strategy: ShardingStrategy) -> ShardConfig {
 }
 
 /// Trains an [`OddNet`] by the library and by the oracle, and compares them at every step.
-fn compare<C: ElementwiseConfig>(group: &ProcessGroup, config: ShardConfig, optimizer: &C, lr: f64) {
+fn compare<C: ElementwiseConfig>(
+    group: &ProcessGroup,
+    config: ShardConfig,
+    optimizer: &C,
+    lr: f64,
+) {
     let device = device();
-    let strategy = ShardConfig::clone(&config);
     let mut model = ShardedModule::new(OddNet::new(&device), config, group).unwrap();
     let mut plain = model.unsharded().train();
     let mut oss = Oss::new(optimizer.clone_config(), group).unwrap();
     let mut stock: ModuleOptimizer = optimizer.build().into();
     let what = format!(
-        "{:?} {} rank {} of {}",
-        strategy,
+        "{} {} rank {} of {}",
+        model.strategy(),
         std::any::type_name::<C>(),
         group.rank(),
         group.world_size()
     );
 
     for step in 0..STEPS {
-        let batch = Batch::new(group.rank(), step, &burn::tensor::Device::flex());
+        let batch = Batch::new(group.rank(), step, model.strategy());
         let loss = model.loss(&batch, &device);
         let plain_loss = plain.loss(&batch, &device);
         assert_eq!(
@@ -67,16 +71,31 @@ fn compare<C: ElementwiseConfig>(group: &ProcessGroup, config: ShardConfig, opti
             ShardingStrategy::Replicated | ShardingStrategy::OptimizerState => expected,
             ShardingStrategy::Gradients | ShardingStrategy::Full => shards_of(&expected, group),
         };
-        assert_bits(&format!("{what}: gradients"), step, &gradients(&model, &grads), &expected);
+        assert_bits(
+            &format!("{what}: gradients"),
+            step,
+            &gradients(&model, &grads),
+            &expected,
+        );
 
         model = oss.step(lr, model, grads);
         plain = stock.step(lr, plain, plain_grads);
         let full = model.unsharded();
-        assert_bits(&format!("{what}: parameters"), step, &values(&full), &values(&plain));
+        assert_bits(
+            &format!("{what}: parameters"),
+            step,
+            &values(&full),
+            &values(&plain),
+        );
         let expected = stock_state(&stock, &plain);
         let actual = oss_state(&oss, &model, &expected);
         let expected = owned_of(&expected, group, model.strategy());
-        assert_bits(&format!("{what}: optimizer state"), step, &actual, &expected);
+        assert_bits(
+            &format!("{what}: optimizer state"),
+            step,
+            &actual,
+            &expected,
+        );
     }
 }
 
@@ -102,8 +121,12 @@ fn oss_state<M: Module>(oss: &Oss, model: &ShardedModule<M>, expected: &Bits) ->
     }
     state.sort();
     // A rank that owns nothing of a parameter has no stock state of it.
-    let missing = expected.iter().filter(|(path, _)| !state.iter().any(|(p, _)| p == path));
-    let missing: Vec<_> = missing.map(|(path, _)| (path.clone(), Vec::new())).collect();
+    let missing = expected
+        .iter()
+        .filter(|(path, _)| !state.iter().any(|(p, _)| p == path));
+    let missing: Vec<_> = missing
+        .map(|(path, _)| (path.clone(), Vec::new()))
+        .collect();
     state.extend(missing);
     state.sort();
     state
@@ -119,7 +142,9 @@ fn owned_of(full: &Bits, group: &ProcessGroup, strategy: ShardingStrategy) -> Bi
         let start = (group.rank() * len).min(values.len());
         values[start..(start + len).min(values.len())].to_vec()
     };
-    full.iter().map(|(path, values)| (path.clone(), owned(values))).collect()
+    full.iter()
+        .map(|(path, values)| (path.clone(), owned(values)))
+        .collect()
 }
 
 fn for_all_strategies_and_world_sizes<C: ElementwiseConfig + Sync>(optimizer: &C, lr: f64) {
@@ -153,7 +178,12 @@ fn optimizers_without_a_kernel_equal_plain_data_parallel() {
     for strategy in ShardingStrategy::ALL {
         ProcessGroup::spawn(3, |group| {
             let config = || small_groups(strategy);
-            compare(&group, config(), &AdamConfig::new().with_amsgrad(true), 1e-2);
+            compare(
+                &group,
+                config(),
+                &AdamConfig::new().with_amsgrad(true),
+                1e-2,
+            );
             compare(&group, config(), &AdaGradConfig::new(), 1e-2);
             compare(&group, config(), &RmsPropConfig::new(), 1e-3);
             compare(&group, config(), &LionConfig::new(), 1e-3);
@@ -184,7 +214,10 @@ fn random_delays_before_every_collective_change_no_bit() {
             Local::new(3)
                 .wrap(move |inner| {
                     let seed = seed * 100 + inner.rank() as u64;
-                    Arc::new(burn_shard::Recording::new(inner).with_delays(seed, 3))
+                    Arc::new(
+                        burn_shard::Recording::new(inner)
+                            .with_delays(seed, std::time::Duration::from_millis(3)),
+                    )
                 })
                 .spawn(|group| compare(&group, small_groups(strategy), &momentum(), 0.05))
                 .unwrap();
@@ -204,7 +237,7 @@ fn a_stock_optimizer_steps_under_ddp_and_zero3_with_the_same_bits() {
                 let mut stock = momentum().init();
                 let mut plain_stock = momentum().init();
                 for step in 0..STEPS {
-                    let batch = Batch::new(group.rank(), step, &burn::tensor::Device::flex());
+                    let batch = Batch::new(group.rank(), step, model.strategy());
                     let loss = model.loss(&batch, &device);
                     let grads = GradientsParams::from_grads(loss.backward(), &model);
                     model = stock.step(0.05, model, grads);

@@ -100,7 +100,12 @@ impl Method {
             }
         }
         let fused = fused::<C>(&fields);
-        Ok(Self { group, stock: Arc::new(config.build()), fused, clip_value })
+        Ok(Self {
+            group,
+            stock: Arc::new(config.build()),
+            fused,
+            clip_value,
+        })
     }
 }
 
@@ -122,7 +127,10 @@ fn fused<C: 'static>(fields: &Value) -> Option<Fused> {
             Value::Null => None,
             decay => Some(penalty(decay)?),
         };
-        return Some(Fused::Sgd(SgdHyper { weight_decay, momentum }));
+        return Some(Fused::Sgd(SgdHyper {
+            weight_decay,
+            momentum,
+        }));
     }
     let is_adam = config == TypeId::of::<AdamConfig>();
     let is_adamw = config == TypeId::of::<AdamWConfig>();
@@ -143,11 +151,18 @@ fn fused<C: 'static>(fields: &Value) -> Option<Fused> {
         epsilon: number(&fields["epsilon"])?,
         weight_decay,
     };
-    Some(if is_adam { Fused::Adam(hyper) } else { Fused::AdamW(hyper) })
+    Some(if is_adam {
+        Fused::Adam(hyper)
+    } else {
+        Fused::AdamW(hyper)
+    })
 }
 
 /// An `f32` that went through JSON as `f64`, which holds it exactly.
-#[allow(clippy::cast_possible_truncation, reason = "the value came from an f32")]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the value came from an f32"
+)]
 fn number(value: &Value) -> Option<f32> {
     value.as_f64().map(|number| number as f32)
 }
@@ -169,7 +184,9 @@ mod tests {
             .with_beta_2(0.95)
             .with_epsilon(1e-7)
             .with_weight_decay(Some(WeightDecayConfig { penalty: 0.3 }));
-        let Some(Fused::Adam(hyper)) = method(&config).unwrap().fused else { panic!("not fused") };
+        let Some(Fused::Adam(hyper)) = method(&config).unwrap().fused else {
+            panic!("not fused")
+        };
         let expected = AdamHyper {
             beta_1: 0.8,
             beta_2: 0.95,
@@ -183,16 +200,35 @@ mod tests {
         };
         assert_eq!(hyper.weight_decay, WeightDecay::Decoupled(1e-4));
 
-        let momentum = MomentumConfig::new().with_nesterov(true).with_dampening(0.0);
+        let momentum = MomentumConfig::new()
+            .with_nesterov(true)
+            .with_dampening(0.0);
         let config = SgdConfig::new().with_momentum(Some(momentum));
-        let Some(Fused::Sgd(hyper)) = method(&config).unwrap().fused else { panic!("not fused") };
-        let expected = MomentumHyper { momentum: 0.9, dampening: 0.0, nesterov: true };
-        assert_eq!(hyper, SgdHyper { weight_decay: None, momentum: Some(expected) });
+        let Some(Fused::Sgd(hyper)) = method(&config).unwrap().fused else {
+            panic!("not fused")
+        };
+        let expected = MomentumHyper {
+            momentum: 0.9,
+            dampening: 0.0,
+            nesterov: true,
+        };
+        assert_eq!(
+            hyper,
+            SgdHyper {
+                weight_decay: None,
+                momentum: Some(expected)
+            }
+        );
     }
 
     #[test]
     fn options_without_a_kernel_take_the_stock_path() {
-        assert!(method(&AdamConfig::new().with_amsgrad(true)).unwrap().fused.is_none());
+        assert!(
+            method(&AdamConfig::new().with_amsgrad(true))
+                .unwrap()
+                .fused
+                .is_none()
+        );
         let cautious = AdamWConfig::new().with_cautious_weight_decay(true);
         assert!(method(&cautious).unwrap().fused.is_none());
         assert!(method(&LionConfig::new()).unwrap().fused.is_none());

@@ -61,13 +61,17 @@ impl Oss {
     ///
     /// [`Error::NormClipping`] if `config` clips by norm. Optimizers that look at whole tensors do
     /// not compile, see [`ElementwiseConfig`].
-    #[allow(clippy::needless_pass_by_value, reason = "configurations are passed by value in Burn")]
-    pub fn new<C: ElementwiseConfig>(
-        config: C,
-        group: &ProcessGroup,
-    ) -> Result<Self, Error> {
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "configurations are passed by value in Burn"
+    )]
+    pub fn new<C: ElementwiseConfig>(config: C, group: &ProcessGroup) -> Result<Self, Error> {
         let methods = vec![Method::new(ParamGroup::all(), &config)?];
-        Ok(Self { group: group.clone(), methods, state: None })
+        Ok(Self {
+            group: group.clone(),
+            methods,
+            state: None,
+        })
     }
 
     /// Steps the parameters that `params` matches by another configuration. The last matching group
@@ -80,13 +84,19 @@ impl Oss {
     /// # Panics
     ///
     /// If a step has been made already: the state of those parameters would be lost.
-    #[allow(clippy::needless_pass_by_value, reason = "configurations are passed by value in Burn")]
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "configurations are passed by value in Burn"
+    )]
     pub fn with_group<C: ElementwiseConfig>(
         mut self,
         params: ParamGroup,
         config: C,
     ) -> Result<Self, Error> {
-        assert!(self.state.is_none(), "parameter groups should be added before the first step");
+        assert!(
+            self.state.is_none(),
+            "parameter groups should be added before the first step"
+        );
         self.methods.push(Method::new(params, &config)?);
         Ok(self)
     }
@@ -109,7 +119,10 @@ impl Oss {
         module: ShardedModule<M>,
         gradients: GradientsParams,
     ) -> ShardedModule<M> {
-        or_panic(self.try_step(lr, module, gradients).map_err(|failed| failed.error))
+        or_panic(
+            self.try_step(lr, module, gradients)
+                .map_err(|failed| failed.error),
+        )
     }
 
     /// [`step`](Self::step) with errors returned, and the module with them.
@@ -149,7 +162,9 @@ impl Oss {
     /// first step.
     #[must_use]
     pub fn state_of(&self, path: &str) -> StateSink {
-        let Some(state) = &self.state else { return StateSink::default() };
+        let Some(state) = &self.state else {
+            return StateSink::default();
+        };
         state.describe(path)
     }
 
@@ -183,6 +198,9 @@ pub struct StepError<M: fmt::Debug> {
 
 impl<M: Module> StepError<M> {
     fn new(module: ShardedModule<M>, error: Error) -> Self {
-        Self { module: Box::new(module), error }
+        Self {
+            module: Box::new(module),
+            error,
+        }
     }
 }

@@ -34,7 +34,9 @@ pub(super) struct ParamState {
 
 impl std::fmt::Debug for ParamState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ParamState").field("time", &self.time).finish_non_exhaustive()
+        f.debug_struct("ParamState")
+            .field("time", &self.time)
+            .finish_non_exhaustive()
     }
 }
 
@@ -50,7 +52,12 @@ impl State {
         Self {
             engine: Arc::downgrade(engine),
             params: vec![ParamState::default(); engine.plan.params.len()],
-            groups: engine.plan.groups.iter().map(|_| Moments::default()).collect(),
+            groups: engine
+                .plan
+                .groups
+                .iter()
+                .map(|_| Moments::default())
+                .collect(),
         }
     }
 
@@ -61,7 +68,9 @@ impl State {
     /// What Burn's record of the same optimizer would hold of this rank's elements.
     pub(super) fn describe(&self, path: &str) -> StateSink {
         let mut sink = StateSink::default();
-        let Some((engine, index)) = self.find(path) else { return sink };
+        let Some((engine, index)) = self.find(path) else {
+            return sink;
+        };
         let state = &self.params[index];
         if let Some((stock, stock_state)) = &state.stock {
             stock.state_flatten("", stock_state, &mut sink);
@@ -92,7 +101,11 @@ impl State {
 impl State {
     fn find(&self, path: &str) -> Option<(Arc<Engine>, usize)> {
         let engine = self.engine.upgrade()?;
-        let index = engine.plan.params.iter().position(|param| param.path == path)?;
+        let index = engine
+            .plan
+            .params
+            .iter()
+            .position(|param| param.path == path)?;
         Some((engine, index))
     }
 
@@ -111,7 +124,10 @@ impl Moments {
 
     pub(super) fn both(&mut self, engine: &Engine, bytes: usize) -> (&mut Buffer, &mut Buffer) {
         let zeros = || engine.pool.zeros(MemoryKind::OptimizerState, bytes);
-        (self.first.get_or_insert_with(zeros), self.second.get_or_insert_with(zeros))
+        (
+            self.first.get_or_insert_with(zeros),
+            self.second.get_or_insert_with(zeros),
+        )
     }
 }
 
@@ -136,4 +152,3 @@ pub(super) fn moment_bytes(engine: &Engine, group: usize) -> usize {
     };
     elements * group.dtype.size_bytes()
 }
-

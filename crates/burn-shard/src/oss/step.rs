@@ -33,7 +33,12 @@ pub(super) fn step<M: Module>(
     let (skeleton, mut detached) = detach(&engine, inner, &mut gradients);
     let mut jobs = detached
         .iter_mut()
-        .map(|param| param.gradient.take().map(|gradient| Job { id: param.id, gradient }))
+        .map(|param| {
+            param.gradient.take().map(|gradient| Job {
+                id: param.id,
+                gradient,
+            })
+        })
         .collect::<Vec<_>>();
     drop(gradients);
     let mut storage = Storage::pack(&engine, detached);
@@ -41,7 +46,12 @@ pub(super) fn step<M: Module>(
     for group in 0..engine.plan.groups.len() {
         if result.is_ok() {
             let flat = &mut storage.flats[group];
-            let mut step = GroupStep { engine: &engine, methods, lr, group };
+            let mut step = GroupStep {
+                engine: &engine,
+                methods,
+                lr,
+                group,
+            };
             result = step.run(state, flat, &mut jobs);
         }
     }
@@ -84,8 +94,16 @@ impl Owned {
         } else {
             member.full_offset + owned.start
         };
-        let gradient = if strategy.shards_gradients() { 0..len } else { owned };
-        Self { stored: start..start + len, gradient, moments: elements(engine, index) }
+        let gradient = if strategy.shards_gradients() {
+            0..len
+        } else {
+            owned
+        };
+        Self {
+            stored: start..start + len,
+            gradient,
+            moments: elements(engine, index),
+        }
     }
 }
 
@@ -129,8 +147,12 @@ impl GroupStep<'_> {
         jobs: &mut [Option<Job>],
     ) -> Result<(), Error> {
         let group = &self.engine.plan.groups[self.group];
-        let stepped: Vec<usize> =
-            group.members.iter().copied().filter(|&index| jobs[index].is_some()).collect();
+        let stepped: Vec<usize> = group
+            .members
+            .iter()
+            .copied()
+            .filter(|&index| jobs[index].is_some())
+            .collect();
         if stepped.is_empty() {
             return Ok(());
         }
@@ -143,7 +165,9 @@ impl GroupStep<'_> {
         }
         let bytes: &mut [u8] = Arc::get_mut(flat).expect("the buffer should be ours alone");
         for &index in &stepped {
-            let job = jobs[index].take().expect("only parameters with a gradient are stepped");
+            let job = jobs[index]
+                .take()
+                .expect("only parameters with a gradient are stepped");
             let moments = &mut state.groups[self.group];
             self.step_param(index, job, bytes, &mut state.params[index], moments)?;
         }
@@ -164,13 +188,23 @@ impl GroupStep<'_> {
         let spec = &self.engine.plan.params[index];
         let path = Some(spec.path.as_str());
         let lr = self.lr.lr_from_param(job.id, path);
-        let method = self.methods.iter().rfind(|method| method.group.matches(&job.id, path));
+        let method = self
+            .methods
+            .iter()
+            .rfind(|method| method.group.matches(&job.id, path));
         let method = method.expect("the first method should match every parameter");
         let owned = Owned::of(self.engine, index);
         match method.fused {
-            Some(fused) if spec.dtype == DType::F32 => {
-                self.step_fused(fused, method.clip_value, lr, &owned, job, bytes, state, moments)
-            }
+            Some(fused) if spec.dtype == DType::F32 => self.step_fused(
+                fused,
+                method.clip_value,
+                lr,
+                &owned,
+                job,
+                bytes,
+                state,
+                moments,
+            ),
             _ => {
                 self.step_stock(method, lr, &owned, &job, bytes, state);
                 Ok(())
@@ -178,7 +212,10 @@ impl GroupStep<'_> {
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of one parameter's step")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the parts of one parameter's step"
+    )]
     fn step_fused(
         &self,
         fused: Fused,
@@ -206,7 +243,11 @@ impl GroupStep<'_> {
                 let first = &mut bytemuck::cast_slice_mut(first.bytes_mut())[owned.moments.clone()];
                 let second =
                     &mut bytemuck::cast_slice_mut(second.bytes_mut())[owned.moments.clone()];
-                let step = if matches!(fused, Fused::Adam(_)) { adam_step } else { adamw_step };
+                let step = if matches!(fused, Fused::Adam(_)) {
+                    adam_step
+                } else {
+                    adamw_step
+                };
                 step(param, gradient, first, second, time, lr, &hyper)?;
             }
             Fused::Sgd(hyper) => {
@@ -250,7 +291,9 @@ impl GroupStep<'_> {
         };
         let param = from_host::<1>(param).into_bridge();
         let stock = state.stock.take().map(|(_, stock)| stock);
-        let (param, stock) = method.stock.step_dyn(1, lr, param, gradient.into_bridge(), stock);
+        let (param, stock) = method
+            .stock
+            .step_dyn(1, lr, param, gradient.into_bridge(), stock);
         state.stock = stock.map(|stock| (Arc::clone(&method.stock), stock));
         bytes[range].copy_from_slice(to_host(Tensor::<1>::from_bridge(param)).as_bytes());
     }
@@ -281,8 +324,13 @@ impl GroupStep<'_> {
                 (member.shard_numel, Some(shard))
             })
             .collect();
-        let input = Arc::new(TensorSegments { dtype: group.dtype, tensors });
-        let ranges = members.iter().map(|&index| (layout(index).full_offset, layout(index).numel));
+        let input = Arc::new(TensorSegments {
+            dtype: group.dtype,
+            tensors,
+        });
+        let ranges = members
+            .iter()
+            .map(|&index| (layout(index).full_offset, layout(index).numel));
         let mut output = pieces_mut(bytes, group.dtype, ranges);
         engine.group.communicator().all_gather(input, &mut output)?;
         Ok(())

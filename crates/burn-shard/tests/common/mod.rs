@@ -12,7 +12,7 @@ use burn::nn::{
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::activation::gelu;
-use burn_shard::{ProcessGroup, ReduceOp};
+use burn_shard::{ProcessGroup, ReduceOp, ShardingStrategy};
 
 /// Bits of every float parameter by path, in the order of the module.
 pub type Bits = Vec<(String, Vec<u32>)>;
@@ -45,7 +45,8 @@ impl ModuleVisitor for PlainDp<'_> {
         let mut values: Vec<f32> = gradient.into_data().iter().collect();
         self.group.all_reduce(&mut values, ReduceOp::Mean).unwrap();
         let data = TensorData::new(values, shape);
-        self.gradients.register(param.id, Tensor::<D>::from_data(data, &device));
+        self.gradients
+            .register(param.id, Tensor::<D>::from_data(data, &device));
     }
 }
 
@@ -56,7 +57,10 @@ pub fn plain_dp_gradients<M: Module>(
     group: &ProcessGroup,
 ) -> GradientsParams {
     let mut gradients = GradientsParams::from_grads(loss.backward(), model);
-    model.visit(&mut PlainDp { group, gradients: &mut gradients });
+    model.visit(&mut PlainDp {
+        group,
+        gradients: &mut gradients,
+    });
     gradients
 }
 
@@ -88,7 +92,11 @@ impl<F: Read> ModuleVisitor for Collect<'_, F> {
 }
 
 fn collect<M: Module, F: Read>(module: &M, mut read: F) -> Bits {
-    let mut visitor = Collect { path: vec![], out: vec![], read: &mut read };
+    let mut visitor = Collect {
+        path: vec![],
+        out: vec![],
+        read: &mut read,
+    };
     module.visit(&mut visitor);
     visitor.out
 }
@@ -143,20 +151,25 @@ pub fn shards_of(full: &Bits, group: &ProcessGroup) -> Bits {
         padded.resize(len * group.world_size(), 0);
         padded[group.rank() * len..][..len].to_vec()
     };
-    full.iter().map(|(path, values)| (path.clone(), shard(values))).collect()
+    full.iter()
+        .map(|(path, values)| (path.clone(), shard(values)))
+        .collect()
 }
 
 /// The stock optimizer's state by `path.name`, in no particular order.
 pub fn stock_state<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> Bits {
     let ids = ids(module);
-    let record = optimizer.to_record();
-    let mut state: Bits = record
-        .tensors
-        .iter()
+    let reader = burn_pack::Reader::from_bytes(optimizer.into_bytes().unwrap()).unwrap();
+    let mut state: Bits = reader
+        .into_tensors()
+        .unwrap()
+        .into_iter()
         .map(|tensor| {
-            let (id, name) = tensor.name.split_once('.').unwrap();
+            let (name, dtype, shape, _, bytes) = tensor.into_parts().unwrap();
+            let (id, name) = name.split_once('.').unwrap();
             let (path, _) = ids.iter().find(|(_, p)| p.val().to_string() == id).unwrap();
-            let bits = tensor.data.iter::<f32>().map(f32::to_bits).collect();
+            let data = TensorData::from_bytes(bytes, shape, dtype);
+            let bits = data.iter::<f32>().map(f32::to_bits).collect();
             (format!("{path}.{name}"), bits)
         })
         .collect();
@@ -166,8 +179,16 @@ pub fn stock_state<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> Bits {
 
 #[track_caller]
 pub fn assert_bits(what: &str, step: usize, actual: &Bits, expected: &Bits) {
-    let paths = |bits: &Bits| bits.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
-    assert_eq!(paths(actual), paths(expected), "{what}, step {step}: parameters differ");
+    let paths = |bits: &Bits| {
+        bits.iter()
+            .map(|(path, _)| path.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        paths(actual),
+        paths(expected),
+        "{what}, step {step}: parameters differ"
+    );
     for ((path, actual), (_, expected)) in actual.iter().zip(expected) {
         let first = actual.iter().zip(expected).position(|(a, e)| a != e);
         assert!(
@@ -224,12 +245,23 @@ impl OddNet {
     /// Mean cross-entropy of predicting `targets` from `tokens`.
     pub fn loss(&self, batch: &Batch, device: &Device) -> Tensor<1> {
         let [rows, columns] = batch.tokens.dims();
-        let x = self.embedding.forward(batch.tokens.clone().to_device(device));
+        let x = self
+            .embedding
+            .forward(batch.tokens.clone().to_device(device));
         let x = self.frozen.forward(x.clone()) + x;
-        let x = if batch.sometimes { self.sometimes.forward(x.clone()) + x } else { x };
+        let x = match batch.sometimes {
+            Sometimes::Unread => x,
+            Sometimes::Read => {
+                let _unused = self.sometimes.forward(x.clone());
+                x
+            }
+            Sometimes::Used => self.sometimes.forward(x.clone()) + x,
+        };
         let x = gelu(self.input.forward(x));
         let x = self.twice.forward(gelu(self.twice.forward(x.clone()))) + x;
-        let x = self.narrow.forward(self.dropout.forward(self.norm.forward(x)));
+        let x = self
+            .narrow
+            .forward(self.dropout.forward(self.norm.forward(x)));
         let x = x * self.scale.val().reshape([1, 1, 1]);
         // Tied: the embedding is read a second time.
         let logits = x
@@ -238,7 +270,11 @@ impl OddNet {
         let bias = Tensor::cat(vec![self.bias.val(), self.scale.val(), self.scale.val()], 0);
         let logits = logits + bias.unsqueeze();
         let log_probabilities = burn::tensor::activation::log_softmax(logits, 1);
-        let targets = batch.targets.clone().to_device(device).reshape([rows * columns, 1]);
+        let targets = batch
+            .targets
+            .clone()
+            .to_device(device)
+            .reshape([rows * columns, 1]);
         log_probabilities.gather(1, targets).mean().neg()
     }
 }
@@ -247,19 +283,40 @@ impl OddNet {
 pub struct Batch {
     pub tokens: Tensor<2, Int>,
     pub targets: Tensor<2, Int>,
-    /// Whether this rank uses the layer that only some ranks use.
-    pub sometimes: bool,
+    /// What this rank does with the layer that only some ranks use.
+    pub sometimes: Sometimes,
+}
+
+/// How a layer takes part in a step on one rank.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Sometimes {
+    Unread,
+    /// Computed, but its output does not reach the loss.
+    Read,
+    Used,
 }
 
 impl Batch {
-    pub fn new(rank: usize, step: usize, device: &Device) -> Self {
+    /// Under `Full` all ranks must use the same parameters, so that they gather alike.
+    pub fn new(rank: usize, step: usize, strategy: ShardingStrategy) -> Self {
+        let device = &Device::flex();
         let token = |i: usize| ((i + 3) * (rank * 7 + step * 5 + 11) * 13 % 1009) % VOCAB;
         let ints = |shift: usize| {
             let data: Vec<i64> = (0..12).map(|i| token(i + shift) as i64).collect();
             Tensor::<2, Int>::from_data(TensorData::new(data, [3, 4]), device)
         };
         // On no rank in every third step, on one rank otherwise.
-        let sometimes = !step.is_multiple_of(3) && rank == step % 2;
-        Self { tokens: ints(0), targets: ints(1), sometimes }
+        let sometimes = match (step % 3, rank == step % 2) {
+            (0, _) => Sometimes::Unread,
+            (1, _) if strategy == ShardingStrategy::Full => Sometimes::Used,
+            (_, _) if strategy == ShardingStrategy::Full => Sometimes::Read,
+            (_, true) => Sometimes::Used,
+            (step, false) => [Sometimes::Unread, Sometimes::Read][step - 1],
+        };
+        Self {
+            tokens: ints(0),
+            targets: ints(1),
+            sometimes,
+        }
     }
 }
