@@ -101,7 +101,7 @@ impl Module for Shard {
 struct Attach {
     engine: Arc<Engine>,
     instance: Arc<Instance>,
-    index: HashMap<String, usize>,
+    index: Arc<HashMap<String, usize>>,
 }
 
 impl Reparameterizer for Attach {
@@ -147,7 +147,7 @@ pub(crate) fn note_leaves<M: Module>(engine: &Arc<Engine>, module: &M) {
 struct NoteLeaves<'a> {
     engine: &'a Arc<Engine>,
     instance: Arc<Instance>,
-    index: HashMap<String, usize>,
+    index: Arc<HashMap<String, usize>>,
     path: Path,
 }
 

@@ -86,7 +86,7 @@ pub(crate) fn detach<M: Module>(
 }
 
 struct Detach<'a> {
-    index: HashMap<String, usize>,
+    index: Arc<HashMap<String, usize>>,
     path: Path,
     gradients: &'a mut GradientsParams,
     detached: Vec<Option<Detached>>,
@@ -138,7 +138,7 @@ pub(crate) fn bind<M: Module>(
 }
 
 struct Bind {
-    index: HashMap<String, usize>,
+    index: Arc<HashMap<String, usize>>,
     path: Path,
     tensors: Vec<Option<(HostTensor, AutodiffState)>>,
 }

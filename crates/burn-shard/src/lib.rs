@@ -1,4 +1,61 @@
-//! Sharded data-parallel training for [Burn](https://burn.dev).
+//! Sharded data-parallel training for [Burn](https://burn.dev): the same training loop and the same
+//! numbers as plain data parallelism, in a fraction of the memory.
+//!
+//! [`ShardedModule`] wraps any Burn module in one line; [`Oss`] shards the optimizer's state. What
+//! is sharded is a [`ShardingStrategy`], from plain DDP to ZeRO-3 (FSDP). Ranks meet in a
+//! [`ProcessGroup`]; [`ProcessGroup::spawn`] makes them threads of this process.
+//!
+//! # Example
+//!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::optim::{AdamConfig, GradientsParams};
+//! use burn::prelude::*;
+//! use burn::tensor::Distribution;
+//! use burn_shard::{Oss, ProcessGroup, ShardedModule, ShardingStrategy};
+//!
+//! let losses = ProcessGroup::spawn(2, |group| {
+//!     let device = Device::flex().autodiff();
+//!     let model = LinearConfig::new(8, 1).init(&device);
+//!     let mut model = ShardedModule::new(model, ShardingStrategy::Gradients, &group)?;
+//!     let mut optimizer = Oss::new(AdamConfig::new(), &group)?;
+//!
+//!     let mut loss = f32::NAN;
+//!     for _ in 0..20 {
+//!         // Each rank has data of its own.
+//!         let x = Tensor::<2>::random([16, 8], Distribution::Default, &device);
+//!         let y = x.clone().sum_dim(1);
+//!         let error = (model.forward(x) - y).square().mean();
+//!         let gradients = GradientsParams::from_grads(error.backward(), &model);
+//!         model = optimizer.step(0.05, model, gradients);
+//!         loss = error.into_scalar::<f32>();
+//!     }
+//!     Ok::<_, burn_shard::Error>(loss)
+//! })?;
+//! assert!(losses.into_iter().all(|loss| loss.is_ok_and(|loss| loss < 2.0)));
+//! # Ok::<(), burn_shard::CommError>(())
+//! ```
+//!
+//! # Design
+//!
+//! Burn's modules have no hooks, but every parameter may carry a *reparameterization*, applied each
+//! time it is read. Ours makes a read an autodiff operation: all-gather in forward where parameters
+//! are sharded, reduce-scatter (or all-reduce) of the gradient in backward. Unmodified layers, stock
+//! optimizers and a plain `loss.backward()` work on top of it.
+//!
+//! The alternative, a backend that wraps another one, was refused: Burn 0.22's tensors are not
+//! generic over a backend, and communication is per parameter, not per tensor operation.
+//!
+//! # Glossary
+//!
+//! | word | meaning |
+//! |---|---|
+//! | rank, `world_size` | member of a process group, number of members |
+//! | shard | one rank's part of a parameter: an even cut of its elements, padded |
+//! | unshard, reshard | gather the full parameter, drop it again |
+//! | group of parameters | neighbours in the module that share one collective (a bucket of DDP) |
+//! | pass | a forward and its backward |
+//! | read | one use of a parameter in forward, through `Param::val` |
 
 mod attach;
 mod bind;
@@ -17,9 +74,9 @@ mod strategy;
 mod unshard;
 mod wrap;
 
-pub use burn_shard_comm::Error as CommError;
 pub use burn_shard_comm::{
-    Collective, Communicator, Local, ProcessGroup, Recording, ReduceOp, Traffic,
+    Collective, Communicator, DType, Error as CommError, Local, ProcessGroup, Recording, ReduceOp,
+    Traffic,
 };
 pub use error::Error;
 pub use layout::ParamSpec;

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn_shard_comm::{DType, ProcessGroup};
 
@@ -20,6 +21,7 @@ pub(crate) struct Plan {
     /// For each parameter, its group and its place among the group's members.
     pub(crate) place: Vec<Place>,
     pub(crate) world_size: usize,
+    index: Arc<HashMap<String, usize>>,
 }
 
 /// A communication unit: parameters of one dtype, neighbours in the module.
@@ -61,19 +63,24 @@ impl Plan {
         let mut units = Vec::new();
         split(&params, 0..params.len(), 0, group_cap_bytes, &mut units);
 
+        let index = params
+            .iter()
+            .enumerate()
+            .map(|(i, param)| (param.path.clone(), i))
+            .collect();
         let mut plan = Self {
+            place: vec![
+                Place {
+                    group: 0,
+                    member: 0
+                };
+                params.len()
+            ],
             params,
             groups: Vec::new(),
-            place: Vec::new(),
             world_size,
+            index: Arc::new(index),
         };
-        plan.place = vec![
-            Place {
-                group: 0,
-                member: 0
-            };
-            plan.params.len()
-        ];
         for unit in units {
             let mut kinds: Vec<(DType, bool)> = Vec::new();
             for param in &plan.params[unit.clone()] {
@@ -116,12 +123,8 @@ impl Plan {
     }
 
     /// Index of each parameter by its path.
-    pub(crate) fn index(&self) -> HashMap<String, usize> {
-        self.params
-            .iter()
-            .enumerate()
-            .map(|(i, param)| (param.path.clone(), i))
-            .collect()
+    pub(crate) fn index(&self) -> Arc<HashMap<String, usize>> {
+        Arc::clone(&self.index)
     }
 
     /// Compares the plan with every other rank's.

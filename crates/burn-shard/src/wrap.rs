@@ -99,7 +99,7 @@ fn check<M: Module>(
 
 struct Distribute<'a> {
     engine: &'a Arc<Engine>,
-    index: HashMap<String, usize>,
+    index: Arc<HashMap<String, usize>>,
     path: Path,
     flats: Vec<Option<Buffer>>,
     states: Vec<Option<AutodiffState>>,
