@@ -74,6 +74,10 @@ pub struct Measured {
 /// # Errors
 ///
 /// If the library or a collective fails.
+///
+/// # Panics
+///
+/// If `world_size` is 0.
 pub fn measure(
     workload: &Workload,
     strategy: ShardingStrategy,

@@ -35,6 +35,10 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// A Markdown table: every row against the `ddp` row of the same world size and round.
+///
+/// # Panics
+///
+/// If a row has no round.
 #[must_use]
 pub fn markdown(workload: &Workload, rows: &[Row]) -> String {
     let gib = |bytes: f64| bytes / f64::from(1 << 30);

@@ -98,7 +98,7 @@ pub enum Error {
         second: String,
     },
 
-    /// A parameter carries a reparameterization (LoRA, or another sharding) already.
+    /// A parameter carries a reparameterization (`LoRA`, or another sharding) already.
     #[error(
         "rank {rank}: parameter `{path}` has a reparameterization (`{name}`) already; Burn cannot \
          nest them (wrap the module before, or call `materialize` first)"

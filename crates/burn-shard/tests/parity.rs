@@ -3,6 +3,8 @@
 //!
 //! SGD with momentum as well as Adam: Adam hides a wrong scale of the gradient.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+
 mod common;
 
 use std::sync::Arc;

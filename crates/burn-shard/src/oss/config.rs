@@ -109,23 +109,28 @@ impl Method {
     }
 }
 
+/// A field that may be null.
+fn present(value: &Value) -> Option<&Value> {
+    (!value.is_null()).then_some(value)
+}
+
 /// The fused equivalent of a stock optimizer, if every one of its options is covered.
 fn fused<C: 'static>(fields: &Value) -> Option<Fused> {
     use std::any::TypeId;
     let config = TypeId::of::<C>();
     let penalty = |decay: &Value| number(&decay["penalty"]);
     if config == TypeId::of::<SgdConfig>() {
-        let momentum = match &fields["momentum"] {
-            Value::Null => None,
-            momentum => Some(MomentumHyper {
+        let momentum = match present(&fields["momentum"]) {
+            None => None,
+            Some(momentum) => Some(MomentumHyper {
                 momentum: momentum["momentum"].as_f64()?,
                 dampening: momentum["dampening"].as_f64()?,
                 nesterov: momentum["nesterov"].as_bool()?,
             }),
         };
-        let weight_decay = match &fields["weight_decay"] {
-            Value::Null => None,
-            decay => Some(penalty(decay)?),
+        let weight_decay = match present(&fields["weight_decay"]) {
+            None => None,
+            Some(decay) => Some(penalty(decay)?),
         };
         return Some(Fused::Sgd(SgdHyper {
             weight_decay,
@@ -140,10 +145,10 @@ fn fused<C: 'static>(fields: &Value) -> Option<Fused> {
     {
         return None;
     }
-    let weight_decay = match &fields["weight_decay"] {
-        Value::Null => WeightDecay::None,
-        decay if is_adam => WeightDecay::L2(penalty(decay)?),
-        decay => WeightDecay::Decoupled(number(decay)?),
+    let weight_decay = match present(&fields["weight_decay"]) {
+        None => WeightDecay::None,
+        Some(decay) if is_adam => WeightDecay::L2(penalty(decay)?),
+        Some(decay) => WeightDecay::Decoupled(number(decay)?),
     };
     let hyper = AdamHyper {
         beta_1: number(&fields["beta_1"])?,

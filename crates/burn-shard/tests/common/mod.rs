@@ -1,8 +1,14 @@
 //! The oracle: plain data parallelism in a few lines, and models with odd shapes to try it on.
 //!
-//! It shares nothing with the code under test but the communicator's all_reduce.
+//! It shares nothing with the code under test but the communicator's `all_reduce`.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "helpers of tests, each of which uses a part of them"
+)]
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::{
