@@ -4,6 +4,7 @@
 //! Only the rank's own thread uses it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use burn::backend::Dispatch;
 use burn::backend::autodiff::NodeId;
@@ -77,7 +78,16 @@ struct Pass {
 }
 
 /// More levels than any group of parameters plausibly adds; bounds the cost of a bad estimate.
-const MAX_LEVELS: u64 = 1024;
+const MAX_LEVELS: u64 = 4096;
+
+/// Nodes that anchors took, on all ranks of this process.
+static ANCHOR_NODES: AtomicU64 = AtomicU64::new(0);
+
+/// Nodes made so far on all ranks of this process, without those of anchors.
+fn nodes_so_far() -> u64 {
+    let anchors = ANCHOR_NODES.fetch_add(1, Relaxed);
+    NodeId::new().value.saturating_sub(anchors)
+}
 
 impl Engine {
     pub(crate) fn new(group: ProcessGroup, strategy: ShardingStrategy, plan: Plan) -> Arc<Self> {
@@ -137,22 +147,24 @@ impl Engine {
             Pass {
                 begin: Tensor::from_dispatch(begin),
                 deepest: Tensor::zeros([1], device),
-                newest_node: NodeId::new().value,
+                newest_node: nodes_so_far(),
                 anchors: vec![None; self.plan.groups.len()],
             }
         });
         if pass.anchors[group].is_none() {
             // Node ids count the nodes of all ranks in this process, an upper bound of the depth
-            // gained since the last anchor. Dividing by the number of ranks also keeps the levels
-            // that ranks add here from feeding on each other. A bad estimate costs time, not
-            // correctness: the order of reductions is fixed by the plan.
-            let nodes = NodeId::new().value - pass.newest_node;
-            let levels = (nodes / self.plan.world_size as u64 + 1).min(MAX_LEVELS);
+            // gained since the last anchor; not divided by the number of ranks, which may come here
+            // one after the other. Levels that ranks add here are left out, or they would feed on
+            // each other. A bad estimate costs time and memory, not correctness: the order of
+            // reductions is fixed by the plan.
+            let newest = nodes_so_far();
+            let levels = (newest.saturating_sub(pass.newest_node) + 1).min(MAX_LEVELS);
             for _ in 0..levels {
                 let deeper = Dispatch::deepen(pass.deepest.clone().into_dispatch());
                 pass.deepest = Tensor::from_dispatch(deeper);
+                ANCHOR_NODES.fetch_add(1, Relaxed);
             }
-            pass.newest_node = NodeId::new().value;
+            pass.newest_node = newest;
             pass.anchors[group] = Some(pass.deepest.clone());
         }
         let anchor = pass.anchors[group]
