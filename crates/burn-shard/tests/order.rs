@@ -1,0 +1,438 @@
+//! When gradients are reduced: during backward, and in one order on all ranks.
+
+#[path = "common/mlp.rs"]
+mod mlp;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::{
+    Autodiff, Backend, Dispatch, backend_extension, flex::Flex, tensor::FloatTensor,
+};
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::prelude::*;
+use burn::tensor::activation::gelu;
+use burn_shard::{
+    CommError, Communicator, Local, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule,
+    ShardingStrategy, Traffic,
+};
+use burn_shard_comm::{Segments, SegmentsMut, Work};
+
+/// What happened on one rank, in order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Event {
+    /// Backward has reached the input of this layer, so its gradients exist.
+    Passed(usize),
+    Gather {
+        numel: usize,
+    },
+    Reduce {
+        numel: usize,
+    },
+    /// The one small all_reduce that ends a backward.
+    Usage,
+}
+
+/// Shared by a rank's communicator and its model.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<Event>>>);
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Log")
+    }
+}
+
+impl Log {
+    fn push(&self, event: Event) {
+        self.0.lock().unwrap().push(event);
+    }
+
+    fn take(&self) -> Vec<Event> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+/// Identity whose backward step writes into the log.
+#[backend_extension(Flex, Autodiff)]
+trait Spy: Backend {
+    fn spy(x: FloatTensor<Self>, layer: usize, log: Log) -> FloatTensor<Self>;
+}
+
+impl Spy for Flex {
+    fn spy(x: FloatTensor<Self>, _layer: usize, _log: Log) -> FloatTensor<Self> {
+        x
+    }
+}
+
+impl<B: Spy, C: CheckpointStrategy> Spy for Autodiff<B, C> {
+    fn spy(x: FloatTensor<Self>, layer: usize, log: Log) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct Step;
+        impl<B: Backend> Backward<B, 1> for Step {
+            type State = (usize, Log);
+            fn backward(
+                self,
+                ops: Ops<(usize, Log), 1>,
+                grads: &mut Gradients,
+                _: &mut Checkpointer,
+            ) {
+                let grad = grads.consume::<B>(&ops.node);
+                let (layer, log) = ops.state;
+                log.push(Event::Passed(layer));
+                if let [Some(parent)] = ops.parents {
+                    grads.register::<B>(parent.id, grad);
+                }
+            }
+        }
+        let (primitive, guard) = x.into_parts();
+        match Step.prepare::<C>([guard]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((layer, log), primitive),
+            OpsKind::UnTracked(prep) => prep.finish(primitive),
+        }
+    }
+}
+
+/// Writes gathers and reductions into the log.
+#[derive(Debug)]
+struct Logging {
+    inner: Arc<dyn Communicator>,
+    log: Log,
+}
+
+impl Logging {
+    fn reduction(&self, input: &dyn Segments) {
+        let numel = (0..input.count()).map(|i| input.numel(i)).sum();
+        let usage = input.dtype().size_bytes() == 1;
+        self.log.push(if usage {
+            Event::Usage
+        } else {
+            Event::Reduce { numel }
+        });
+    }
+}
+
+impl Communicator for Logging {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+    fn deadline(&self) -> Duration {
+        self.inner.deadline()
+    }
+    fn set_deadline(&self, deadline: Duration) {
+        self.inner.set_deadline(deadline);
+    }
+    fn all_gather(
+        &self,
+        input: Arc<dyn Segments>,
+        output: &mut dyn SegmentsMut,
+    ) -> Result<(), CommError> {
+        let numel = (0..output.count()).map(|i| output.numel(i)).sum();
+        self.log.push(Event::Gather { numel });
+        self.inner.all_gather(input, output)
+    }
+    fn reduce_scatter(
+        &self,
+        input: Arc<dyn Segments>,
+        op: ReduceOp,
+    ) -> Result<Box<dyn Work>, CommError> {
+        self.reduction(&*input);
+        self.inner.reduce_scatter(input, op)
+    }
+    fn all_reduce(
+        &self,
+        input: Arc<dyn Segments>,
+        op: ReduceOp,
+    ) -> Result<Box<dyn Work>, CommError> {
+        self.reduction(&*input);
+        self.inner.all_reduce(input, op)
+    }
+    fn broadcast(
+        &self,
+        input: Option<Arc<dyn Segments>>,
+        output: Option<&mut dyn SegmentsMut>,
+        root: usize,
+    ) -> Result<(), CommError> {
+        self.inner.broadcast(input, output, root)
+    }
+    fn barrier(&self) -> Result<(), CommError> {
+        self.inner.barrier()
+    }
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
+    }
+}
+
+const DEPTH: usize = 6;
+
+/// Layers of different sizes, so that a collective tells whose it is; declared last to first.
+#[derive(Module, Debug)]
+struct Reversed {
+    layers: Vec<Linear>,
+}
+
+/// Inputs of layer `layer` in the order of execution.
+fn width(layer: usize) -> usize {
+    32 + layer
+}
+
+/// Elements of layer `layer`.
+fn numel(layer: usize) -> usize {
+    width(layer) * width(layer + 1) + width(layer + 1)
+}
+
+impl Reversed {
+    fn new(device: &Device) -> Self {
+        let layer = |i| LinearConfig::new(width(i), width(i + 1)).init(device);
+        Self {
+            layers: (0..DEPTH).rev().map(layer).collect(),
+        }
+    }
+
+    /// Skips the layers that `skip` names, with something else of the same shape in their place.
+    fn loss(&self, log: &Log, rank: usize, skip: &[usize], device: &Device) -> Tensor<1> {
+        let mut x = mlp::input(3, width(0), rank, device).require_grad();
+        for (i, layer) in self.layers.iter().rev().enumerate() {
+            if i > 0 {
+                x = Tensor::from_dispatch(Dispatch::spy(x.into_dispatch(), i, log.clone()));
+            }
+            x = if skip.contains(&i) {
+                x.slice([0..3, 0..8])
+                    .repeat_dim(1, width(i + 1) / 8 + 1)
+                    .slice([0..3, 0..width(i + 1)])
+            } else {
+                gelu(layer.forward(x))
+            };
+        }
+        x.mean()
+    }
+}
+
+/// The layer whose group was reduced, or which backward has passed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Seen {
+    Passed(usize),
+    Gathered(usize),
+    Reduced(usize),
+    End,
+}
+
+fn seen(events: Vec<Event>) -> Vec<Seen> {
+    let layer = |n| (0..DEPTH).find(|&i| numel(i) == n).unwrap();
+    events
+        .into_iter()
+        .map(|event| match event {
+            Event::Passed(layer) => Seen::Passed(layer),
+            Event::Gather { numel } => Seen::Gathered(layer(numel)),
+            Event::Reduce { numel } => Seen::Reduced(layer(numel)),
+            Event::Usage => Seen::End,
+        })
+        .collect()
+}
+
+/// Trains `steps` steps on `world_size` ranks; returns what each rank's backwards did, by step.
+fn backwards(
+    world_size: usize,
+    strategy: ShardingStrategy,
+    skip: impl Fn(usize, usize) -> Vec<usize> + Sync,
+    before_forward: impl Fn(usize) + Sync,
+) -> Vec<Vec<Vec<Seen>>> {
+    let logs: Vec<Log> = (0..world_size).map(|_| Log::default()).collect();
+    let of_rank = logs.clone();
+    Local::new(world_size)
+        .deadline(Duration::from_secs(60))
+        .wrap(move |inner| {
+            let log = of_rank[inner.rank()].clone();
+            Arc::new(Logging { inner, log })
+        })
+        .spawn(|group: ProcessGroup| {
+            let rank = group.rank();
+            let device = Device::flex().autodiff();
+            // The largest layer fits, two of the smallest do not.
+            let config = ShardConfig::new(strategy).with_group_cap_bytes(4 * numel(DEPTH - 1));
+            let mut model = ShardedModule::new(Reversed::new(&device), config, &group).unwrap();
+            let mut oss = Oss::new(AdamConfig::new(), &group).unwrap();
+            assert_eq!(model.groups().len(), DEPTH);
+            let mut steps = Vec::new();
+            for step in 0..3 {
+                before_forward(rank);
+                let loss = model.loss(&logs[rank], rank, &skip(rank, step), &device);
+                logs[rank].take();
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                steps.push(seen(logs[rank].take()));
+                model = oss.step(1e-3, model, grads);
+            }
+            steps
+        })
+        .unwrap()
+}
+
+fn nothing(_rank: usize, _step: usize) -> Vec<usize> {
+    vec![]
+}
+
+fn reductions(events: &[Seen]) -> Vec<usize> {
+    let layer = |event: &Seen| match event {
+        Seen::Reduced(layer) => Some(*layer),
+        Seen::Passed(_) | Seen::Gathered(_) | Seen::End => None,
+    };
+    events.iter().filter_map(layer).collect()
+}
+
+fn position(events: &[Seen], event: Seen) -> usize {
+    let at = events.iter().position(|&seen| seen == event);
+    at.unwrap_or_else(|| panic!("{event:?} should be in {events:?}"))
+}
+
+#[test]
+fn from_the_second_step_on_a_group_is_reduced_before_backward_reaches_the_layer_below() {
+    for strategy in ShardingStrategy::ALL {
+        for ranks in backwards(3, strategy, nothing, |_| ()) {
+            for events in &ranks[1..] {
+                assert_eq!(
+                    reductions(events),
+                    [5, 4, 3, 2, 1, 0],
+                    "{strategy}: {events:?}"
+                );
+                // Layer 0 is not watched: its input is the start of the graph.
+                for layer in 2..DEPTH {
+                    assert!(
+                        position(events, Seen::Reduced(layer))
+                            < position(events, Seen::Passed(layer - 1)),
+                        "{strategy}: {events:?}"
+                    );
+                }
+                assert_eq!(events.last(), Some(&Seen::End));
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_run_forward_one_after_the_other_reduce_during_backward_all_the_same() {
+    for strategy in [
+        ShardingStrategy::Replicated,
+        ShardingStrategy::OptimizerState,
+        ShardingStrategy::Gradients,
+    ] {
+        let apart = |rank: usize| std::thread::sleep(Duration::from_millis(30 * rank as u64));
+        for ranks in backwards(6, strategy, nothing, apart) {
+            for events in &ranks[1..] {
+                // Layer 0 is not watched: its input is the start of the graph.
+                for layer in 2..DEPTH {
+                    assert!(
+                        position(events, Seen::Reduced(layer))
+                            < position(events, Seen::Passed(layer - 1)),
+                        "{strategy}: {events:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The fields are declared last to first, so the first guess is the worst order there is.
+#[test]
+fn the_first_backward_reduces_in_the_reverse_of_the_declared_order() {
+    for strategy in ShardingStrategy::ALL {
+        for ranks in backwards(2, strategy, nothing, |_| ()) {
+            assert_eq!(reductions(&ranks[0]), [0, 1, 2, 3, 4, 5]);
+        }
+    }
+}
+
+#[test]
+fn ranks_that_use_different_layers_reduce_all_groups_in_one_order() {
+    let skip = |rank: usize, step: usize| match (rank, step) {
+        (0, 1) => vec![2, 4],
+        (1, 0) => vec![5],
+        (1, 2) => vec![0, 1, 2, 3],
+        (2, 1) => vec![0, 5],
+        _ => vec![],
+    };
+    for strategy in [
+        ShardingStrategy::Replicated,
+        ShardingStrategy::OptimizerState,
+        ShardingStrategy::Gradients,
+    ] {
+        let ranks = backwards(3, strategy, skip, |_| ());
+        for step in 0..3 {
+            let expected: Vec<usize> = if step == 0 {
+                (0..DEPTH).collect()
+            } else {
+                (0..DEPTH).rev().collect()
+            };
+            for steps in &ranks {
+                assert_eq!(reductions(&steps[step]), expected, "{strategy} step {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_order_is_that_of_rank_0_even_if_it_left_out_layers_at_first() {
+    let skip = |rank: usize, step: usize| {
+        if (rank, step) == (0, 0) {
+            vec![1, 3]
+        } else {
+            vec![]
+        }
+    };
+    let ranks = backwards(2, ShardingStrategy::Gradients, skip, |_| ());
+    let orders: Vec<_> = ranks.iter().map(|steps| reductions(&steps[1])).collect();
+    assert_eq!(orders[0], orders[1]);
+    // Layers unused at that time have no place in what was observed: they are ready from the start
+    // and keep the place of the first guess, at the end.
+    assert_eq!(orders[0], [5, 4, 2, 0, 1, 3]);
+}
+
+#[test]
+fn under_zero3_gathers_and_reduce_scatters_alternate_in_backward() {
+    for ranks in backwards(2, ShardingStrategy::Full, nothing, |_| ()) {
+        for events in &ranks[1..] {
+            let gathered: Vec<usize> = events
+                .iter()
+                .filter_map(|event| match event {
+                    Seen::Gathered(layer) => Some(*layer),
+                    Seen::Passed(_) | Seen::Reduced(_) | Seen::End => None,
+                })
+                .collect();
+            // The last layer read in forward is still there.
+            assert_eq!(gathered, [4, 3, 2, 1, 0], "{events:?}");
+            for layer in 1..DEPTH - 1 {
+                let reduced = position(events, Seen::Reduced(layer + 1));
+                let gather = position(events, Seen::Gathered(layer - 1));
+                assert!(reduced < gather, "{events:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_small_all_reduce_of_a_backward_comes_last_and_once() {
+    for strategy in ShardingStrategy::ALL {
+        for ranks in backwards(2, strategy, nothing, |_| ()) {
+            for events in &ranks {
+                assert_eq!(
+                    events.iter().filter(|&&event| event == Seen::End).count(),
+                    1
+                );
+                assert_eq!(events.last(), Some(&Seen::End));
+            }
+        }
+    }
+}
