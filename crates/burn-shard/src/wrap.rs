@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, Bytes, Int, Tensor, TensorData};
 use burn_shard_comm::{DType, Segments};
 
@@ -54,6 +54,11 @@ pub(crate) fn wrap<M: Module>(
         states: engine.plan.params.iter().map(|_| None).collect(),
         error: None,
     };
+    if holds_buffers(&module, &engine) {
+        // Running statistics keep their latest update aside; `valid` is what makes them take it.
+        // Left aside, it would later replace what rank 0 sends.
+        drop(module.valid());
+    }
     let skeleton = module.map(&mut distribute);
     let Distribute {
         flats,
@@ -78,6 +83,19 @@ pub(crate) fn wrap<M: Module>(
     note_leaves(&engine, &module);
     engine.ledger.reset_peak();
     Ok((engine, module))
+}
+
+/// Whether the module shows visitors more float tensors than the plan has parameters.
+fn holds_buffers<M: Module>(module: &M, engine: &Engine) -> bool {
+    struct Count(usize);
+    impl ModuleVisitor for Count {
+        fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
+            self.0 += 1;
+        }
+    }
+    let mut count = Count(0);
+    module.visit(&mut count);
+    count.0 > engine.plan.params.len()
 }
 
 /// What this rank can refuse by itself.
