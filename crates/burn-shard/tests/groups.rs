@@ -8,7 +8,9 @@ use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLrScheduler, ModuleLrSchedulerConfig};
 use burn::module::ParamGroup;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, LionConfig, ModuleOptimizer, SgdConfig};
+use burn::optim::{
+    AdamConfig, AdamWConfig, GradientsParams, LionConfig, ModuleOptimizer, SgdConfig,
+};
 use burn_shard::{Oss, ProcessGroup, ShardConfig, ShardedModule, ShardingStrategy};
 use common::{Batch, OddNet, assert_bits, device, plain_dp_gradients, values};
 
@@ -38,7 +40,12 @@ fn compare(
         let grads = plain_dp_gradients(&plain_loss, &plain, group);
         plain = stock.step(plain_lr.step(), plain, grads);
         let full = model.unsharded();
-        assert_bits(&format!("{strategy}"), step, &values(&full), &values(&plain));
+        assert_bits(
+            &format!("{strategy}"),
+            step,
+            &values(&full),
+            &values(&plain),
+        );
     }
     assert_ne!(start, values(&plain));
 }
@@ -75,7 +82,11 @@ fn weight_decay_by_group_equals_the_stock_optimizer() {
                     .with_group(biases_and_norms(), undecayed())
                     .unwrap()
             },
-            || decayed().init().with_group(biases_and_norms(), undecayed().build(), None),
+            || {
+                decayed()
+                    .init()
+                    .with_group(biases_and_norms(), undecayed().build(), None)
+            },
             || ModuleLrScheduler::new(0.01),
         );
     });
@@ -115,7 +126,10 @@ fn several_optimizers_in_one_model_equal_the_stock_optimizer() {
 fn learning_rates_and_schedules_by_group_equal_the_stock_optimizer() {
     let schedule = || {
         ModuleLrSchedulerConfig::new(CosineAnnealingLrSchedulerConfig::new(0.01, 5).into())
-            .with_group(biases_and_norms(), LinearLrSchedulerConfig::new(0.2, 0.05, 4))
+            .with_group(
+                biases_and_norms(),
+                LinearLrSchedulerConfig::new(0.2, 0.05, 4),
+            )
             .init()
             .unwrap()
     };
