@@ -353,14 +353,16 @@ mod tests {
             file.close().unwrap();
         };
         write("text");
-        let documents = Corpus::read(&[path.clone()]).unwrap().documents;
+        let documents = Corpus::read(std::slice::from_ref(&path)).unwrap().documents;
         let sentences: Vec<_> = documents
             .into_iter()
             .map(|document| document.sentences)
             .collect();
         assert_eq!(sentences, [vec!["One.", "Two."], vec!["Three."]]);
         write("body");
-        let error = Corpus::read(&[path.clone()]).unwrap_err().to_string();
+        let error = Corpus::read(std::slice::from_ref(&path))
+            .unwrap_err()
+            .to_string();
         assert!(
             error.ends_with(r#"no column `text` (there are ["id", "body"])"#),
             "{error}"
