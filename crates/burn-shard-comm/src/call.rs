@@ -23,6 +23,8 @@ pub struct Call {
     pub root: Option<usize>,
     /// Elements of each segment, unsharded.
     pub numels: Vec<usize>,
+    /// What the caller says the elements are, see [`Segments::label`]; 0 for a broadcast.
+    pub label: u64,
 }
 
 impl fmt::Display for Call {
@@ -44,6 +46,9 @@ impl fmt::Display for Call {
             if self.numels.len() > SHOWN {
                 let total: usize = self.numels.iter().sum();
                 write!(f, "... ({} segments, {total} elements)", self.numels.len())?;
+            }
+            if self.label != 0 {
+                write!(f, " label {}", self.label)?;
             }
         }
         Ok(())
@@ -109,6 +114,7 @@ impl Caller {
             op: None,
             root: None,
             numels: (0..output.count()).map(|i| output.numel(i)).collect(),
+            label: input.label(),
         })
     }
 
@@ -133,6 +139,7 @@ impl Caller {
             op: Some(op),
             root: None,
             numels: (0..input.count()).map(|i| input.numel(i)).collect(),
+            label: input.label(),
         })
     }
 
@@ -208,6 +215,7 @@ impl Caller {
             op: None,
             root: Some(root),
             numels,
+            label: 0,
         })
     }
 
@@ -218,6 +226,7 @@ impl Caller {
             op: None,
             root: None,
             numels: Vec::new(),
+            label: 0,
         }
     }
 

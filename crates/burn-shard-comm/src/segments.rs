@@ -23,6 +23,11 @@ pub trait Segments: Send + Sync {
     fn numel(&self, index: usize) -> usize;
     /// Bytes of segment `index`; `None`: this rank contributes zeros (collectives that reduce only).
     fn bytes(&self, index: usize) -> Option<&[u8]>;
+    /// What the elements are, as a number of the caller's choice: ranks that call with different
+    /// labels disagree, even if all lengths are the same. 0: nothing in particular.
+    fn label(&self) -> u64 {
+        0
+    }
 }
 
 /// Buffers that a collective writes on their own rank.

@@ -165,6 +165,8 @@ pub(crate) struct TensorSegments {
     pub(crate) dtype: DType,
     /// Number of elements and contents of each segment.
     pub(crate) tensors: Vec<(usize, Option<HostTensor>)>,
+    /// Tells ranks apart that send other parameters of the same lengths.
+    pub(crate) label: u64,
 }
 
 impl Segments for TensorSegments {
@@ -182,6 +184,10 @@ impl Segments for TensorSegments {
 
     fn bytes(&self, index: usize) -> Option<&[u8]> {
         self.tensors[index].1.as_ref().map(HostTensor::as_bytes)
+    }
+
+    fn label(&self) -> u64 {
+        self.label
     }
 }
 

@@ -117,6 +117,16 @@ impl Plan {
         Ok(plan)
     }
 
+    /// What collectives of a group are labelled with: the same on all ranks.
+    pub(crate) fn label(&self, group: usize) -> u64 {
+        group as u64 + 1
+    }
+
+    /// What collectives of one parameter alone are labelled with.
+    pub(crate) fn label_of_param(&self, index: usize) -> u64 {
+        (self.groups.len() + index) as u64 + 1
+    }
+
     /// Number of elements of the whole model.
     pub(crate) fn numel(&self) -> usize {
         self.params.iter().map(ParamSpec::numel).sum()

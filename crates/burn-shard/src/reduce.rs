@@ -81,6 +81,11 @@ impl Reducer {
         collected.reads
     }
 
+    /// Whether the parameter has been read in this pass.
+    pub(crate) fn was_read(&self, index: usize) -> bool {
+        self.params[index].reads > 0
+    }
+
     /// Takes the gradient of one read.
     pub(crate) fn gradient<B: HostBackend>(
         &mut self,
@@ -174,6 +179,7 @@ impl Reducer {
         let input = Arc::new(TensorSegments {
             dtype: plan.dtype,
             tensors,
+            label: engine.plan.label(group),
         });
         let shared: Arc<dyn burn_shard_comm::Segments> = Arc::clone(&input) as _;
         let communicator = engine.group.communicator();

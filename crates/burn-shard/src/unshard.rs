@@ -113,6 +113,7 @@ fn gather(
     shards: &Arc<Bytes>,
     clock: u64,
 ) -> Result<Gathered, Error> {
+    let label = engine.plan.label(group);
     let group = &engine.plan.groups[group];
     let tensors = group
         .layout
@@ -130,6 +131,7 @@ fn gather(
         TensorSegments {
             dtype: group.dtype,
             tensors,
+            label,
         },
     )?;
     Ok(Gathered {
@@ -146,6 +148,7 @@ fn gather_one(engine: &Engine, index: usize, shard: &HostTensor) -> Result<HostT
     let input = TensorSegments {
         dtype: shard.dtype(),
         tensors,
+        label: engine.plan.label_of_param(index),
     };
     let mut full = all_gather(engine, &[index], input)?;
     Ok(full.remove(0))

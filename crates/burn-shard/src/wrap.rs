@@ -133,6 +133,7 @@ impl Distribute<'_> {
             let input: Arc<dyn Segments> = Arc::new(TensorSegments {
                 dtype: tensor.dtype(),
                 tensors,
+                label: 0,
             });
             self.engine
                 .group

@@ -327,6 +327,7 @@ impl GroupStep<'_> {
         let input = Arc::new(TensorSegments {
             dtype: group.dtype,
             tensors,
+            label: engine.plan.label(self.group),
         });
         let ranges = members
             .iter()
