@@ -124,7 +124,7 @@ impl<M: Module> ShardedModule<M> {
 
     /// Model-state bytes on this rank, by kind, counted as they live.
     ///
-    /// Gradients that an all-reduce left in Burn's own tensors count until backward returns.
+    /// Gradients that an all-reduce left in Burn's own tensors count until they are reduced.
     #[must_use]
     pub fn memory(&self) -> MemoryReport {
         self.engine.ledger.report()

@@ -19,6 +19,17 @@ use crate::Error;
 /// parameter, gradient and state, so that a step on shards equals a step on the whole.
 ///
 /// Implement it for your own optimizer only if that holds.
+///
+/// Optimizers that look at whole tensors do not compile:
+///
+/// ```compile_fail,E0277
+/// use burn::optim::LambConfig;
+/// use burn_shard::{Oss, ProcessGroup};
+///
+/// fn sharded(group: &ProcessGroup) -> Result<Oss, burn_shard::Error> {
+///     Oss::new(LambConfig::new(), group)
+/// }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an elementwise optimizer, so it cannot step on shards",
     label = "this optimizer looks at whole tensors (norms, factors or line searches)",
