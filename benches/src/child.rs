@@ -57,6 +57,8 @@ pub struct Measured {
     /// Peak resident set during the measured steps, less what the process had before the model,
     /// divided by the number of ranks.
     pub resident_peak_bytes_per_rank: u64,
+    /// Peak of what the process had allocated during the measured steps, by rank.
+    pub allocated_peak_bytes_per_rank: usize,
     /// Model state alive between steps on rank 0, gradients included at their peak.
     pub state_bytes: usize,
     /// Peak of what the library holds on rank 0.
@@ -90,6 +92,7 @@ pub fn measure(
             let peak = status_kib("VmHWM:") * 1024;
             let own = peak.saturating_sub(before);
             measured.resident_peak_bytes_per_rank = own / world_size as u64;
+            measured.allocated_peak_bytes_per_rank = allocator.peak_bytes() / world_size;
             measured
         })
     })?;
@@ -106,6 +109,11 @@ fn rank(
     allocator: &'static HugePageAllocator,
 ) -> Result<Measured, Error> {
     let device = Device::flex().autodiff();
+    let device = match strategy {
+        // Without it Burn's tape keeps views of gathered parameters.
+        ShardingStrategy::Full => device.gradient_checkpointing(),
+        _ => device,
+    };
     let config = config(&workload.model);
     let mut model = ShardedModule::new(BertForPreTraining::new(&config, &device), strategy, group)?;
     let numel = model.num_params();
@@ -162,6 +170,7 @@ fn rank(
         phases,
         cpu_seconds: total_cpu[0],
         resident_peak_bytes_per_rank: 0,
+        allocated_peak_bytes_per_rank: 0,
         state_bytes,
         ledger_peak_bytes: memory.total().peak_bytes,
         unsharded_peak_bytes: memory.of(MemoryKind::Unsharded).peak_bytes,

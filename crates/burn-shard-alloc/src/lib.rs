@@ -265,14 +265,20 @@ fn same_block(layout: Layout, new_layout: Layout) -> bool {
 #[cfg(target_os = "linux")]
 impl HugePageAllocator {
     fn alloc_large(&self, layout: Layout) -> *mut u8 {
-        match self.pool.take(class::SizeClass::of(layout.size())) {
+        match self
+            .pool
+            .take(class::SizeClass::of(layout.size()), layout.size())
+        {
             Some((block, _)) => block.as_ptr(),
             None => std::ptr::null_mut(),
         }
     }
 
     fn alloc_large_zeroed(&self, layout: Layout) -> *mut u8 {
-        match self.pool.take(class::SizeClass::of(layout.size())) {
+        match self
+            .pool
+            .take(class::SizeClass::of(layout.size()), layout.size())
+        {
             Some((block, pool::Contents::Zero)) => block.as_ptr(),
             Some((block, pool::Contents::Stale)) => {
                 // SAFETY: the block is ours alone and no shorter than requested.

@@ -8,8 +8,10 @@ pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Maps a zeroed block aligned to the huge page, or `None` if the kernel refuses.
 ///
-/// `block_bytes` is a multiple of the huge page.
-pub(crate) fn map(block_bytes: usize) -> Option<NonNull<u8>> {
+/// `block_bytes` is a multiple of the huge page, and at least `request_bytes`. Only huge pages that the
+/// request fills are asked for (one, if it fills none): a request that ends a little into the next
+/// would else make all of that resident.
+pub(crate) fn map(block_bytes: usize, request_bytes: usize) -> Option<NonNull<u8>> {
     // Most often the gap next to the last block is taken, and that is aligned.
     let block = map_anywhere(block_bytes)?;
     let block = if block.as_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES) {
@@ -19,9 +21,11 @@ pub(crate) fn map(block_bytes: usize) -> Option<NonNull<u8>> {
         unsafe { unmap(block, block_bytes) };
         map_and_trim(block_bytes)?
     };
-    // SAFETY: the range is a mapping of our own. Failure is ignored: a kernel without huge pages
-    // gives small ones.
-    unsafe { libc::madvise(block.as_ptr().cast(), block_bytes, libc::MADV_HUGEPAGE) };
+    let filled_bytes = request_bytes - request_bytes % HUGE_PAGE_BYTES;
+    let huge_bytes = filled_bytes.clamp(HUGE_PAGE_BYTES, block_bytes);
+    // SAFETY: the range lies in a mapping of our own. Failure is ignored: a kernel without huge
+    // pages gives small ones.
+    unsafe { libc::madvise(block.as_ptr().cast(), huge_bytes, libc::MADV_HUGEPAGE) };
     Some(block)
 }
 
@@ -83,7 +87,7 @@ mod tests {
     fn blocks_are_aligned_zeroed_and_writable_to_the_end() {
         for pages in 1..6 {
             let block_bytes = pages * HUGE_PAGE_BYTES;
-            for block in [map(block_bytes), map_and_trim(block_bytes)] {
+            for block in [map(block_bytes, block_bytes - 1), map_and_trim(block_bytes)] {
                 let block = block.unwrap();
                 assert!(block.as_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES));
                 // SAFETY: the block is mapped for block_bytes, zeroed, and ours alone.
@@ -98,7 +102,7 @@ mod tests {
 
     #[test]
     fn more_than_the_address_space_is_refused() {
-        assert_eq!(map(1 << 62), None);
+        assert_eq!(map(1 << 62, 1 << 62), None);
         assert_eq!(map_and_trim(1 << 62), None);
         assert_eq!(map_and_trim(usize::MAX - HUGE_PAGE_BYTES + 1), None);
     }

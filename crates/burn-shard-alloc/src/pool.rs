@@ -38,15 +38,20 @@ impl Pool {
         }
     }
 
-    /// Takes a block of this class: cached if there is one, else mapped. `None` if out of memory.
-    pub(crate) fn take(&self, class: SizeClass) -> Option<(NonNull<u8>, Contents)> {
+    /// Takes a block of this class: cached if there is one, else mapped for a request of that size.
+    /// `None` if out of memory.
+    pub(crate) fn take(
+        &self,
+        class: SizeClass,
+        request_bytes: usize,
+    ) -> Option<(NonNull<u8>, Contents)> {
         if let Some(block) = self.lock().pop_newest(class) {
             return Some((block.0.cast(), Contents::Stale));
         }
-        let fresh = map(class.block_bytes).or_else(|| {
+        let fresh = map(class.block_bytes, request_bytes).or_else(|| {
             // Other classes may hold what is missing.
             self.release_cached();
-            map(class.block_bytes)
+            map(class.block_bytes, request_bytes)
         })?;
         Some((fresh, Contents::Zero))
     }
@@ -230,8 +235,12 @@ mod tests {
         SizeClass::of(pages * HUGE_PAGE_BYTES)
     }
 
+    fn any(pool: &Pool, pages: usize) -> Option<(NonNull<u8>, Contents)> {
+        pool.take(class(pages), pages * HUGE_PAGE_BYTES)
+    }
+
     fn take(pool: &Pool, pages: usize) -> NonNull<u8> {
-        pool.take(class(pages)).unwrap().0
+        any(pool, pages).unwrap().0
     }
 
     fn give(pool: &Pool, block: NonNull<u8>, pages: usize) {
@@ -247,11 +256,11 @@ mod tests {
         give(&pool, blocks[1], 2);
         give(&pool, blocks[2], 3);
         assert_eq!(pool.cached_bytes(), 7 * HUGE_PAGE_BYTES);
-        assert_eq!(pool.take(class(2)), Some((blocks[1], Contents::Stale)));
-        assert_eq!(pool.take(class(2)), Some((blocks[0], Contents::Stale)));
-        assert_eq!(pool.take(class(3)), Some((blocks[2], Contents::Stale)));
+        assert_eq!(any(&pool, 2), Some((blocks[1], Contents::Stale)));
+        assert_eq!(any(&pool, 2), Some((blocks[0], Contents::Stale)));
+        assert_eq!(any(&pool, 3), Some((blocks[2], Contents::Stale)));
         assert_eq!(pool.cached_bytes(), 0);
-        assert_eq!(pool.take(class(3)).unwrap().1, Contents::Zero);
+        assert_eq!(any(&pool, 3).unwrap().1, Contents::Zero);
     }
 
     #[test]
@@ -270,8 +279,8 @@ mod tests {
         // Three pages more: the first page and the three after it have to go.
         give(&pool, blocks[3], 3);
         assert_eq!(pool.cached_bytes(), 4 * HUGE_PAGE_BYTES);
-        assert_eq!(pool.take(class(3)), Some((blocks[3], Contents::Stale)));
-        assert_eq!(pool.take(class(1)), Some((blocks[2], Contents::Stale)));
+        assert_eq!(any(&pool, 3), Some((blocks[3], Contents::Stale)));
+        assert_eq!(any(&pool, 1), Some((blocks[2], Contents::Stale)));
         assert_eq!(pool.cached_bytes(), 0);
     }
 
@@ -304,7 +313,7 @@ mod tests {
                     .iter()
                     .rposition(|&(_, p)| p == pages)
                     .map(|i| cached.remove(i));
-                let (block, contents) = pool.take(class(pages)).unwrap();
+                let (block, contents) = any(&pool, pages).unwrap();
                 match expected {
                     Some(expected) => assert_eq!((block, pages), expected),
                     None => assert_eq!(contents, Contents::Zero),

@@ -5,7 +5,7 @@
 //! in the rank's [`Ledger`] and go back to the rank's [`Pool`] when the last view is dropped: a
 //! fresh allocation of many MiB costs page faults, which on a CPU cost as much as the gather.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Weak};
 
@@ -30,7 +30,7 @@ pub(crate) struct Pool {
 
 #[derive(Debug, Default)]
 struct Idle {
-    by_len: HashMap<usize, Vec<Vec<Line>>>,
+    by_len: BTreeMap<usize, Vec<Vec<Line>>>,
     bytes: usize,
     cap_bytes: usize,
 }
@@ -43,7 +43,8 @@ impl Pool {
         })
     }
 
-    /// Sets how many bytes may lie idle. What exceeds it goes back to the allocator.
+    /// Sets how many bytes may lie idle or be in use for gathers and gradients, together: storage
+    /// that waits must not add to the peak. What exceeds it goes back to the allocator.
     pub(crate) fn set_cap_bytes(&self, cap_bytes: usize) {
         self.idle.lock().cap_bytes = cap_bytes;
     }
@@ -62,7 +63,10 @@ impl Pool {
         if idle.is_some() {
             self.ledger.sub(MemoryKind::Staging, lines * ALIGN_BYTES);
         }
-        let storage = idle.unwrap_or_else(|| bytemuck::zeroed_vec(lines));
+        let storage = idle.unwrap_or_else(|| {
+            self.make_room(lines * ALIGN_BYTES);
+            bytemuck::zeroed_vec(lines)
+        });
         Buffer::new(storage, bytes, kind, &self.ledger, Arc::downgrade(self))
     }
 
@@ -78,10 +82,43 @@ impl Pool {
         self.idle.lock().bytes
     }
 
+    /// Bytes in use by what comes and goes in each step.
+    fn busy_bytes(&self) -> usize {
+        let report = self.ledger.report();
+        let live = |kind| report.of(kind).live_bytes;
+        live(MemoryKind::Unsharded) + live(MemoryKind::Gradients)
+    }
+
+    /// Drops idle storage, the longest first, that would exceed the cap beside `bytes` new ones.
+    fn make_room(&self, bytes: usize) {
+        let busy = self.busy_bytes() + bytes;
+        let mut dropped = Vec::new();
+        let mut idle = self.idle.lock();
+        while idle.bytes > 0 && idle.bytes + busy > idle.cap_bytes {
+            let Some(mut longest) = idle.by_len.last_entry() else {
+                break;
+            };
+            dropped.extend(longest.get_mut().pop());
+            if longest.get().is_empty() {
+                longest.remove();
+            }
+            idle.bytes -= dropped
+                .last()
+                .map_or(0, |storage| storage.len() * ALIGN_BYTES);
+        }
+        drop(idle);
+        let bytes = dropped
+            .iter()
+            .map(|storage| storage.len() * ALIGN_BYTES)
+            .sum();
+        self.ledger.sub(MemoryKind::Staging, bytes);
+    }
+
     fn put_back(&self, storage: Vec<Line>) {
         let bytes = storage.len() * ALIGN_BYTES;
+        let busy = self.busy_bytes();
         let mut idle = self.idle.lock();
-        if bytes > 0 && idle.bytes + bytes <= idle.cap_bytes {
+        if bytes > 0 && idle.bytes + bytes + busy <= idle.cap_bytes {
             idle.bytes += bytes;
             idle.by_len.entry(storage.len()).or_default().push(storage);
             drop(idle);

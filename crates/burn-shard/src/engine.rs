@@ -89,22 +89,31 @@ fn nodes_so_far() -> u64 {
     NodeId::new().value.saturating_sub(anchors)
 }
 
+/// How much a rank keeps for the next step: the reduced gradients, which are all alive at the end of
+/// backward anyway, and what one group leaves behind for the next.
+fn idle_bytes(plan: &Plan, strategy: ShardingStrategy) -> usize {
+    if !strategy.shards_gradients() {
+        return 0;
+    }
+    let bytes = |numel: usize, dtype: burn_shard_comm::DType| numel * dtype.size_bytes();
+    let shards: usize = plan
+        .groups
+        .iter()
+        .map(|g| bytes(g.layout.shard_len, g.dtype))
+        .sum();
+    let largest = plan
+        .groups
+        .iter()
+        .map(|g| bytes(g.layout.full_len, g.dtype))
+        .max();
+    shards + largest.unwrap_or(0)
+}
+
 impl Engine {
     pub(crate) fn new(group: ProcessGroup, strategy: ShardingStrategy, plan: Plan) -> Arc<Self> {
         let ledger = Arc::new(Ledger::default());
         let pool = Pool::new(Arc::clone(&ledger));
-        let largest = plan
-            .groups
-            .iter()
-            .map(|g| g.layout.full_len * g.dtype.size_bytes())
-            .max()
-            .unwrap_or(0);
-        // What one group leaves behind is what the next one takes.
-        pool.set_cap_bytes(if strategy.shards_gradients() {
-            largest
-        } else {
-            0
-        });
+        pool.set_cap_bytes(idle_bytes(&plan, strategy));
         let state = State {
             pass: None,
             unsharded: Unsharded::new(&plan),
@@ -141,6 +150,7 @@ impl Engine {
     pub(crate) fn tokens(self: &Arc<Self>, hook: &Hook, device: &Device) -> (Tensor<1>, Tensor<1>) {
         let group = self.plan.place[hook.index].group;
         let mut state = self.state.lock();
+        let state = &mut *state;
         let pass = state.pass.get_or_insert_with(|| {
             let token = Tensor::<1>::zeros([1], device).require_grad();
             let begin = Dispatch::begin_pass(token.into_dispatch(), hook.clone());
@@ -151,6 +161,11 @@ impl Engine {
                 anchors: vec![None; self.plan.groups.len()],
             }
         });
+        if state.reducer.was_read(hook.index) {
+            // A later read, of a tied parameter or a layer called again: its own gradient need not
+            // wait for that of the first.
+            return (pass.deepest.clone(), pass.begin.clone());
+        }
         if pass.anchors[group].is_none() {
             // Node ids count the nodes of all ranks in this process, an upper bound of the depth
             // gained since the last anchor; not divided by the number of ranks, which may come here
