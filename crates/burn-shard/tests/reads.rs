@@ -348,6 +348,27 @@ fn clones_and_valid_modules_made_before_a_step_keep_their_values_after_it() {
     });
 }
 
+/// What is gathered belongs to one value of the module: another must not be served from it.
+#[test]
+fn values_before_and_after_a_step_can_be_read_in_turn() {
+    for_all(|group, strategy| {
+        let module = Net::new(&device());
+        let before = ShardedModule::new(module, strategy, group).unwrap();
+        let mut oss = Oss::new(momentum(), group).unwrap();
+        let loss = |net: &Net| net.loss(x(group, 0));
+        let after = mlp::step(before.clone(), &mut oss, loss);
+        let plain = [before.unsharded(), after.unsharded()];
+        let x = || input(3, WIDTH, 1, &Device::flex());
+        let [first, second] = plain.map(|net| common::bits(net.loss(x())));
+        assert_ne!(first, second);
+        let (before, after) = (before.valid(), after.valid());
+        for _ in 0..2 {
+            assert_eq!(common::bits(before.loss(x())), first);
+            assert_eq!(common::bits(after.loss(x())), second);
+        }
+    });
+}
+
 #[test]
 fn an_unshared_module_is_stepped_in_place() {
     for_all(|group, strategy| {
