@@ -8,7 +8,8 @@ use bert_large::model::{BertForPreTraining, Input, Targets};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::prelude::*;
 use burn_shard::{
-    Error, Local, MemoryKind, Oss, ProcessGroup, ReduceOp, ShardedModule, ShardingStrategy,
+    Collective, Error, Local, MemoryKind, Oss, ProcessGroup, ReduceOp, ShardedModule,
+    ShardingStrategy,
 };
 use burn_shard_alloc::HugePageAllocator;
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,8 @@ pub struct Measured {
     pub unsharded_peak_bytes: usize,
     /// Bytes received by rank 0 per step.
     pub wire_bytes_per_step: u64,
+    /// Of those, by collective: name, calls and bytes per step.
+    pub wire: Vec<(String, u64, u64)>,
     /// The last loss of rank 0.
     pub loss: f64,
 }
@@ -161,7 +164,14 @@ fn rank(
     let mut total_cpu = [cpu_seconds() - cpu];
     group.all_reduce(&mut total_cpu, ReduceOp::Max)?;
     let memory = model.memory();
-    let received = (group.traffic() - traffic).total_bytes();
+    let received = group.traffic() - traffic;
+    let steps = workload.steps.max(1) as u64;
+    let wire = Collective::ALL
+        .map(|kind| {
+            let count = received.get(kind);
+            (kind.to_string(), count.calls / steps, count.bytes / steps)
+        })
+        .to_vec();
     Ok(Measured {
         strategy: strategy.to_string(),
         world_size: group.world_size(),
@@ -174,7 +184,8 @@ fn rank(
         state_bytes,
         ledger_peak_bytes: memory.total().peak_bytes,
         unsharded_peak_bytes: memory.of(MemoryKind::Unsharded).peak_bytes,
-        wire_bytes_per_step: received / workload.steps.max(1) as u64,
+        wire_bytes_per_step: received.total_bytes() / steps,
+        wire,
         loss,
     })
 }

@@ -10,7 +10,7 @@ use burn_shard_benches::table::{Row, markdown};
 use clap::Parser;
 
 #[global_allocator]
-static ALLOCATOR: HugePageAllocator = HugePageAllocator::new().with_cached_bytes(384 << 20);
+static ALLOCATOR: HugePageAllocator = HugePageAllocator::new().with_cached_bytes(256 << 20);
 
 /// Measures BERT training under each strategy and world size.
 #[derive(Debug, Parser)]

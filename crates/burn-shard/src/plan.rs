@@ -30,6 +30,8 @@ pub(crate) struct Group {
     /// Indices into [`Plan::params`].
     pub(crate) members: Vec<usize>,
     pub(crate) dtype: DType,
+    /// Whether it stays gathered from its first read to the end of the pass.
+    pub(crate) persistent: bool,
     pub(crate) layout: GroupLayout,
 }
 
@@ -46,9 +48,15 @@ impl Plan {
     /// into its children, and neighbouring children are put together as long as they fit. A single
     /// parameter larger than the cap is a group of its own. Groups hold one dtype, and either
     /// trainable or frozen parameters.
+    ///
+    /// Parameters of at most `small_bytes` share groups of their own, wherever they are, which stay
+    /// gathered for the whole pass (DeepSpeed's `param_persistence_threshold`): norms and biases
+    /// are nothing to keep, but recomputing activations reads them out of turn, and each such read
+    /// would gather a whole layer.
     pub(crate) fn new(
         params: Vec<ParamSpec>,
         group_cap_bytes: usize,
+        small_bytes: usize,
         world_size: usize,
     ) -> Result<Self, Error> {
         for param in &params {
@@ -81,38 +89,15 @@ impl Plan {
             world_size,
             index: Arc::new(index),
         };
+        // Groups of small parameters come first, so that by default they are reduced last.
+        let small = |plan: &Self, i: usize| plan.params[i].size_bytes() <= small_bytes;
+        let all: Vec<usize> = (0..plan.params.len())
+            .filter(|&i| small(&plan, i))
+            .collect();
+        plan.push_groups(&all, true)?;
         for unit in units {
-            let mut kinds: Vec<(DType, bool)> = Vec::new();
-            for param in &plan.params[unit.clone()] {
-                if !kinds.contains(&(param.dtype, param.trainable)) {
-                    kinds.push((param.dtype, param.trainable));
-                }
-            }
-            for (dtype, trainable) in kinds {
-                let members: Vec<usize> = unit
-                    .clone()
-                    .filter(|&i| {
-                        plan.params[i].dtype == dtype && plan.params[i].trainable == trainable
-                    })
-                    .collect();
-                let numels: Vec<usize> = members.iter().map(|&i| plan.params[i].numel()).collect();
-                let layout = GroupLayout::new(&numels, dtype, world_size).ok_or_else(|| {
-                    Error::TooLarge {
-                        path: plan.params[members[0]].path.clone(),
-                    }
-                })?;
-                for (member, &index) in members.iter().enumerate() {
-                    plan.place[index] = Place {
-                        group: plan.groups.len(),
-                        member,
-                    };
-                }
-                plan.groups.push(Group {
-                    members,
-                    dtype,
-                    layout,
-                });
-            }
+            let large: Vec<usize> = unit.filter(|&i| !small(&plan, i)).collect();
+            plan.push_groups(&large, false)?;
         }
         Ok(plan)
     }
@@ -130,6 +115,44 @@ impl Plan {
     /// Number of elements of the whole model.
     pub(crate) fn numel(&self) -> usize {
         self.params.iter().map(ParamSpec::numel).sum()
+    }
+
+    /// Adds one group per dtype and trainability of `candidates`.
+    fn push_groups(&mut self, candidates: &[usize], persistent: bool) -> Result<(), Error> {
+        let kind = |plan: &Self, i: usize| (plan.params[i].dtype, plan.params[i].trainable);
+        let mut kinds: Vec<(DType, bool)> = Vec::new();
+        for &i in candidates {
+            if !kinds.contains(&kind(self, i)) {
+                kinds.push(kind(self, i));
+            }
+        }
+        for of_kind in kinds {
+            let members: Vec<usize> = candidates
+                .iter()
+                .copied()
+                .filter(|&i| kind(self, i) == of_kind)
+                .collect();
+            let numels: Vec<usize> = members.iter().map(|&i| self.params[i].numel()).collect();
+            let (dtype, _) = of_kind;
+            let layout = GroupLayout::new(&numels, dtype, self.world_size).ok_or_else(|| {
+                Error::TooLarge {
+                    path: self.params[members[0]].path.clone(),
+                }
+            })?;
+            for (member, &index) in members.iter().enumerate() {
+                self.place[index] = Place {
+                    group: self.groups.len(),
+                    member,
+                };
+            }
+            self.groups.push(Group {
+                members,
+                dtype,
+                persistent,
+                layout,
+            });
+        }
+        Ok(())
     }
 
     /// Index of each parameter by its path.
@@ -277,7 +300,7 @@ mod tests {
             spec("norm.gamma", 4),
             spec("norm.beta", 4),
         ];
-        let plan = Plan::new(params.clone(), 100 * 4, 2).unwrap();
+        let plan = Plan::new(params.clone(), 100 * 4, 0, 2).unwrap();
         assert_eq!(
             paths(&plan),
             vec![
@@ -288,11 +311,11 @@ mod tests {
             ]
         );
         // A smaller cap splits the layers, never a weight from its bias unless it must.
-        let plan = Plan::new(params.clone(), 50 * 4, 2).unwrap();
+        let plan = Plan::new(params.clone(), 50 * 4, 0, 2).unwrap();
         assert_eq!(paths(&plan)[1], ["layers.0.a.weight", "layers.0.a.bias"]);
         assert_eq!(paths(&plan)[2], ["layers.0.b.weight"]);
         // No cap: one group.
-        assert_eq!(Plan::new(params, usize::MAX, 2).unwrap().groups.len(), 1);
+        assert_eq!(Plan::new(params, usize::MAX, 0, 2).unwrap().groups.len(), 1);
     }
 
     #[test]
@@ -307,7 +330,7 @@ mod tests {
         params[9].trainable = false;
         for cap in [0, 1, 4, 60, 400, 1000, 5000, usize::MAX] {
             for world_size in 1..=4 {
-                let plan = Plan::new(params.clone(), cap, world_size).unwrap();
+                let plan = Plan::new(params.clone(), cap, cap / 20, world_size).unwrap();
                 let mut seen = vec![0; params.len()];
                 for (g, group) in plan.groups.iter().enumerate() {
                     for (m, &index) in group.members.iter().enumerate() {
@@ -325,10 +348,27 @@ mod tests {
     }
 
     #[test]
+    fn small_parameters_share_one_group_that_persists() {
+        let params = vec![
+            spec("a.weight", 100),
+            spec("a.bias", 5),
+            spec("b.weight", 100),
+            spec("b.bias", 5),
+        ];
+        let plan = Plan::new(params, 100 * 4, 5 * 4, 2).unwrap();
+        assert_eq!(
+            paths(&plan),
+            vec![vec!["a.bias", "b.bias"], vec!["a.weight"], vec!["b.weight"]]
+        );
+        let persistent: Vec<bool> = plan.groups.iter().map(|g| g.persistent).collect();
+        assert_eq!(persistent, [true, false, false]);
+    }
+
+    #[test]
     fn a_shape_whose_bytes_overflow_is_refused_by_name() {
         let mut huge = spec("head.weight", 0);
         huge.shape = vec![1 << 40, 1 << 30];
-        let error = Plan::new(vec![huge], usize::MAX, 2).unwrap_err();
+        let error = Plan::new(vec![huge], usize::MAX, 0, 2).unwrap_err();
         assert!(error.to_string().contains("head.weight"), "{error}");
     }
 
@@ -337,7 +377,7 @@ mod tests {
         let messages = ProcessGroup::spawn(3, |group| {
             let numel = if group.rank() == 2 { 8 } else { 7 };
             let params = vec![spec("a", 3), spec("b.weight", numel), spec("c", 1)];
-            let plan = Plan::new(params, usize::MAX, 3).unwrap();
+            let plan = Plan::new(params, usize::MAX, 0, 3).unwrap();
             plan.agree("zero2", &group).unwrap_err().to_string()
         })
         .unwrap();
@@ -351,7 +391,7 @@ mod tests {
     #[test]
     fn equal_plans_agree() {
         ProcessGroup::spawn(3, |group| {
-            let plan = Plan::new(vec![spec("a", 3), spec("b", 9)], usize::MAX, 3).unwrap();
+            let plan = Plan::new(vec![spec("a", 3), spec("b", 9)], usize::MAX, 0, 3).unwrap();
             plan.agree("zero2", &group).unwrap();
         })
         .unwrap();

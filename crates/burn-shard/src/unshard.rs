@@ -62,7 +62,7 @@ impl Unsharded {
         let bound = |gathered: &Gathered| Arc::ptr_eq(&gathered.shards, shards);
         if !self.groups[place.group].as_ref().is_some_and(bound) {
             self.groups[place.group] = None;
-            self.make_room();
+            self.make_room(&engine.plan);
             self.groups[place.group] = Some(gather(engine, place.group, shards, self.clock)?);
         }
         let gathered = self.groups[place.group]
@@ -74,24 +74,24 @@ impl Unsharded {
     }
 
     /// Drops groups of which every member was read, and the least recently read of the others.
-    fn make_room(&mut self) {
-        for slot in &mut self.groups {
-            if slot
-                .as_ref()
-                .is_some_and(|g| g.unread.iter().all(|&unread| !unread))
-            {
+    /// Persistent groups stay.
+    fn make_room(&mut self, plan: &Plan) {
+        let mut waiting = Vec::new();
+        for (index, slot) in self.groups.iter_mut().enumerate() {
+            let Some(gathered) = slot else { continue };
+            if plan.groups[index].persistent {
+                continue;
+            }
+            if gathered.unread.contains(&true) {
+                waiting.push((gathered.last_read, index));
+            } else {
                 *slot = None;
             }
         }
-        while self.groups.iter().flatten().count() > KEPT_GROUPS {
-            let oldest = self
-                .groups
-                .iter_mut()
-                .filter(|slot| slot.is_some())
-                .min_by_key(|slot| slot.as_ref().map(|g| g.last_read));
-            if let Some(slot) = oldest {
-                *slot = None;
-            }
+        waiting.sort_unstable();
+        let surplus = waiting.len().saturating_sub(KEPT_GROUPS);
+        for &(_, index) in &waiting[..surplus] {
+            self.groups[index] = None;
         }
     }
 

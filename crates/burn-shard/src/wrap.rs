@@ -17,6 +17,9 @@ use crate::memory::MemoryKind;
 use crate::plan::Plan;
 use crate::sharded_module::ShardConfig;
 
+/// A parameter that takes at most this part of a group is small: 64 KiB of the default 25 MiB.
+const SMALL_PART_OF_A_GROUP: usize = 400;
+
 /// Plans, distributes and attaches. Every rank calls it with the same kind of module.
 pub(crate) fn wrap<M: Module>(
     module: M,
@@ -112,7 +115,18 @@ fn check<M: Module>(
         });
     }
     let params = inspect(module, group.rank())?;
-    Plan::new(params, config.group_cap_bytes, group.world_size())
+    // Only gathered parameters gain from staying.
+    let small_bytes = if config.strategy.shards_parameters() {
+        config.group_cap_bytes / SMALL_PART_OF_A_GROUP
+    } else {
+        0
+    };
+    Plan::new(
+        params,
+        config.group_cap_bytes,
+        small_bytes,
+        group.world_size(),
+    )
 }
 
 struct Distribute<'a> {
