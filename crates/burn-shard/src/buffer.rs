@@ -98,13 +98,13 @@ impl Pool {
             let Some(mut longest) = idle.by_len.last_entry() else {
                 break;
             };
-            dropped.extend(longest.get_mut().pop());
-            if longest.get().is_empty() {
+            let Some(storage) = longest.get_mut().pop() else {
+                // All of this length were taken.
                 longest.remove();
-            }
-            idle.bytes -= dropped
-                .last()
-                .map_or(0, |storage| storage.len() * ALIGN_BYTES);
+                continue;
+            };
+            idle.bytes -= storage.len() * ALIGN_BYTES;
+            dropped.push(storage);
         }
         drop(idle);
         let bytes = dropped
@@ -248,5 +248,21 @@ mod tests {
         let bytes = pool.take(MemoryKind::Unsharded, 64).freeze();
         drop(pool);
         assert_eq!(bytes.len(), 64);
+    }
+
+    #[test]
+    fn making_room_counts_no_buffer_twice_nor_one_that_was_taken() {
+        let pool = Pool::new(Arc::default());
+        pool.set_cap_bytes(10 * ALIGN_BYTES);
+        let take = |lines: usize| pool.take(MemoryKind::Gradients, lines * ALIGN_BYTES);
+        // Idle: 1 and 2 lines; 3 were idle and are in use again.
+        drop([take(1), take(2), take(3)]);
+        let _three = take(3);
+        assert_eq!(pool.idle_bytes(), 3 * ALIGN_BYTES);
+        // 3 + 5 in use leave room for 2: the longest goes.
+        let _five = take(5);
+        assert_eq!(pool.idle_bytes(), ALIGN_BYTES);
+        let _one = take(1);
+        assert_eq!(pool.idle_bytes(), 0);
     }
 }

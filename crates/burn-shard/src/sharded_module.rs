@@ -256,13 +256,11 @@ impl<M: Module> Module for ShardedModule<M> {
         }
     }
 
-    /// Full parameters, still wrapped in name only: prefer [`ShardedModule::unsharded`].
+    /// Returns the module as it is: reading a parameter gives the full tensor anyway, and without
+    /// its reparameterization its gradient would not be averaged. For a plain module with full
+    /// parameters, see [`ShardedModule::unsharded`].
     fn materialize(self) -> Self {
-        let inner = self.inner.materialize();
-        Self {
-            inner,
-            engine: self.engine,
-        }
+        self
     }
 
     fn num_params(&self) -> usize {
