@@ -112,10 +112,11 @@ fn rank(
     allocator: &'static HugePageAllocator,
 ) -> Result<Measured, Error> {
     let device = Device::flex().autodiff();
-    let device = match strategy {
-        // Without it Burn's tape keeps views of gathered parameters.
-        ShardingStrategy::Full => device.gradient_checkpointing(),
-        _ => device,
+    // Without it Burn's tape keeps views of gathered parameters.
+    let device = if strategy == ShardingStrategy::Full {
+        device.gradient_checkpointing()
+    } else {
+        device
     };
     let config = config(&workload.model);
     let mut model = ShardedModule::new(BertForPreTraining::new(&config, &device), strategy, group)?;

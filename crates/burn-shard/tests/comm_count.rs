@@ -2,6 +2,8 @@
 //!
 //! `P` parameters of 4 bytes, `N` ranks, all sizes divisible by `N` so that there is no padding.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+
 #[path = "common/mlp.rs"]
 mod mlp;
 

@@ -1,5 +1,7 @@
 //! Parameter groups, learning rates by group, schedules and clipping equal Burn's own, bit for bit.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+
 mod common;
 
 use burn::grad_clipping::{GradientClipping, GradientClippingConfig};

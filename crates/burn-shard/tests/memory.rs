@@ -2,6 +2,8 @@
 //!
 //! Ranks are threads of one process, so what the allocator counts is divided by their number.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+
 #[path = "common/mlp.rs"]
 mod mlp;
 

@@ -1,5 +1,7 @@
 //! When gradients are reduced: during backward, and in one order on all ranks.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+
 #[path = "common/mlp.rs"]
 mod mlp;
 
@@ -37,7 +39,7 @@ enum Event {
     Reduce {
         numel: usize,
     },
-    /// The one small all_reduce that ends a backward.
+    /// The one small `all_reduce` that ends a backward.
     Usage,
 }
 

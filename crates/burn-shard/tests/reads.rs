@@ -1,5 +1,7 @@
 //! How often, when and whether a parameter is read: everything equals the plain model, bit for bit.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+
 mod common;
 #[path = "common/mlp.rs"]
 mod mlp;

@@ -1,5 +1,7 @@
 //! Records of wrapped modules, and what else a module holds besides float parameters.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+
 mod common;
 #[path = "common/mlp.rs"]
 mod mlp;

@@ -1,5 +1,7 @@
 //! What is refused, on which ranks, and what the message says; and that nothing ever hangs.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+
 mod common;
 #[path = "common/mlp.rs"]
 mod mlp;

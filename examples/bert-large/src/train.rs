@@ -1,6 +1,6 @@
 //! The training loop of one rank, and the ranks.
 //!
-//! What sharding adds to an ordinary Burn loop is in [`train`]: the model is wrapped in a
+//! What sharding adds to an ordinary Burn loop is in `train`: the model is wrapped in a
 //! `ShardedModule`, the optimizer is an `Oss`. The rest is as it would be on one rank.
 
 use std::path::Path;
