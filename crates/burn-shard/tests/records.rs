@@ -113,7 +113,7 @@ struct Mixed {
 impl Mixed {
     /// Every value differs between ranks.
     fn new(rank: usize, device: &Device) -> Self {
-        let rank = rank as i32;
+        let rank = i32::try_from(rank).unwrap();
         Self {
             input: LinearConfig::new(6, 6).init(device),
             norm: BatchNormConfig::new(6).init(device),
