@@ -214,12 +214,12 @@ fn memory_table(run: &Run, numel: usize, ranks: &[RankReport]) {
         row(name, &|memory| memory.of(kind).peak_bytes, formula);
     }
     let totals = formulas.map(|formula| formula.iter().sum());
+    row("together", &|memory| memory.total().peak_bytes, None);
     row(
-        "together",
-        &|memory| memory.total().peak_bytes,
+        "between steps",
+        &|memory| memory.total().live_bytes,
         Some(totals),
     );
-    row("between steps", &|memory| memory.total().live_bytes, None);
 }
 
 /// Bytes of parameters, gradients and the two moments of Adam on a rank.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use burn::module::{ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
-use burn_shard::{MemoryReport, Oss, ProcessGroup, ReduceOp, ShardedModule, Traffic};
+use burn_shard::{MemoryReport, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule, Traffic};
 
 use crate::cli::Run;
 use crate::data::batches::{Batches, Dataset, Shard};
@@ -76,7 +76,11 @@ fn train(
     // Each rank builds its own model: ranks must not share parameters.
     let model = BertForPreTraining::new(&run.config, device);
     let model = initialize(model, run.weights.as_deref(), run.seed, device, group)?;
-    let mut model = ShardedModule::new(model, run.strategy, group)?;
+    // The default of 25 MiB would make one group of a small model.
+    let bytes = model.num_params() * run.dtype.bytes();
+    let group_cap_bytes = (bytes / 16).clamp(64 << 10, 25 << 20);
+    let config = ShardConfig::new(run.strategy).with_group_cap_bytes(group_cap_bytes);
+    let mut model = ShardedModule::new(model, config, group)?;
     let adam_w = AdamWConfig::new()
         .with_epsilon(1e-6)
         .with_weight_decay(0.01);
