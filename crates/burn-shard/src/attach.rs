@@ -10,8 +10,9 @@ use burn::module::{
 use burn::tensor::{DType as BurnDType, Device, Tensor};
 
 use crate::Error;
-use crate::engine::{Engine, Instance};
+use crate::engine::Engine;
 use crate::host::dtype_of;
+use crate::instance::Instance;
 use crate::layout::ParamSpec;
 use crate::ops::{Hook, ShardOps};
 

@@ -3,6 +3,7 @@
 //! One engine per wrapped module and rank, shared by the module's clones and by the autodiff graph.
 //! Only the rank's own thread uses it.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -12,9 +13,9 @@ use burn::tensor::{Device, Tensor};
 use burn_shard_comm::ProcessGroup;
 use parking_lot::Mutex;
 
-use crate::buffer::Pool;
+use crate::context::Context;
 use crate::host::{HostBackend, HostTensor};
-use crate::memory::{Ledger, MemoryKind};
+use crate::instance::Instance;
 use crate::ops::{Hook, ShardOps};
 use crate::plan::Plan;
 use crate::reduce::Reducer;
@@ -24,11 +25,7 @@ use crate::{Error, ShardingStrategy};
 /// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    pub(crate) group: ProcessGroup,
-    pub(crate) strategy: ShardingStrategy,
-    pub(crate) plan: Plan,
-    pub(crate) ledger: Arc<Ledger>,
-    pub(crate) pool: Arc<Pool>,
+    context: Context,
     state: Mutex<State>,
     /// The instance that modules mapped from now on belong to.
     instance: Mutex<Arc<Instance>>,
@@ -39,30 +36,6 @@ struct State {
     pass: Option<Pass>,
     unsharded: Unsharded,
     reducer: Reducer,
-}
-
-/// One value of the module: the tensors between two optimizer steps. A clone shares it, a map (an
-/// optimizer step, a load) makes a new one.
-#[derive(Debug)]
-pub(crate) struct Instance {
-    /// Under which node each parameter's gradient is registered; `None` if it requires none.
-    leaves: Mutex<Vec<Option<NodeId>>>,
-}
-
-impl Instance {
-    fn new(params: usize) -> Arc<Self> {
-        Arc::new(Self {
-            leaves: Mutex::new(vec![None; params]),
-        })
-    }
-
-    pub(crate) fn note_leaf(&self, index: usize, leaf: Option<NodeId>) {
-        self.leaves.lock()[index] = leaf;
-    }
-
-    pub(crate) fn leaves(&self) -> Vec<Option<NodeId>> {
-        self.leaves.lock().clone()
-    }
 }
 
 /// The tokens of a forward pass and its backward, see [Note: depth and anchors] in `ops`.
@@ -89,31 +62,16 @@ fn nodes_so_far() -> u64 {
     NodeId::new().value.saturating_sub(anchors)
 }
 
-/// How much a rank keeps for the next step: the reduced gradients, which are all alive at the end of
-/// backward anyway, and what one group leaves behind for the next.
-fn idle_bytes(plan: &Plan, strategy: ShardingStrategy) -> usize {
-    if !strategy.shards_gradients() {
-        return 0;
+impl Deref for Engine {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        &self.context
     }
-    let bytes = |numel: usize, dtype: burn_shard_comm::DType| numel * dtype.size_bytes();
-    let shards: usize = plan
-        .groups
-        .iter()
-        .map(|g| bytes(g.layout.shard_len, g.dtype))
-        .sum();
-    let largest = plan
-        .groups
-        .iter()
-        .map(|g| bytes(g.layout.full_len, g.dtype))
-        .max();
-    shards + largest.unwrap_or(0)
 }
 
 impl Engine {
     pub(crate) fn new(group: ProcessGroup, strategy: ShardingStrategy, plan: Plan) -> Arc<Self> {
-        let ledger = Arc::new(Ledger::default());
-        let pool = Pool::new(Arc::clone(&ledger));
-        pool.set_cap_bytes(idle_bytes(&plan, strategy));
         let state = State {
             pass: None,
             unsharded: Unsharded::new(&plan),
@@ -121,17 +79,9 @@ impl Engine {
         };
         Arc::new(Self {
             instance: Mutex::new(Instance::new(plan.params.len())),
-            group,
-            strategy,
-            plan,
-            ledger,
-            pool,
+            context: Context::new(group, strategy, plan),
             state: Mutex::new(state),
         })
-    }
-
-    pub(crate) fn rank(&self) -> usize {
-        self.group.rank()
     }
 
     /// The instance that newly mapped modules belong to.
@@ -238,12 +188,5 @@ impl Engine {
     /// Drops gathered parameters, so that the shards they came from can be written in place.
     pub(crate) fn reshard(&self) {
         self.state.lock().unsharded.clear();
-    }
-
-    /// A view of `numel` elements of a new zeroed buffer.
-    pub(crate) fn zeros(&self, kind: MemoryKind, index: usize, shape: &[usize]) -> HostTensor {
-        let dtype = self.plan.params[index].dtype;
-        let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
-        HostTensor::view(self.pool.zeros(kind, bytes).freeze(), 0, shape, dtype)
     }
 }

@@ -60,9 +60,12 @@
 mod attach;
 mod bind;
 mod buffer;
+mod config;
+mod context;
 mod engine;
 mod error;
 mod host;
+mod instance;
 mod layout;
 mod memory;
 mod ops;
@@ -78,9 +81,10 @@ pub use burn_shard_comm::{
     Collective, Communicator, DType, Error as CommError, Local, ProcessGroup, Recording, ReduceOp,
     Traffic,
 };
+pub use config::ShardConfig;
 pub use error::Error;
 pub use layout::ParamSpec;
 pub use memory::{MemoryKind, MemoryReport, MemoryUse, model_state_bytes};
 pub use oss::{ElementwiseConfig, Oss, StepError};
-pub use sharded_module::{ShardConfig, ShardedModule};
+pub use sharded_module::ShardedModule;
 pub use strategy::ShardingStrategy;

@@ -19,9 +19,10 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::{Autodiff, Backend, backend_extension, flex::Flex, tensor::FloatTensor};
 
-use crate::engine::{Engine, Instance};
+use crate::engine::Engine;
 use crate::error::or_panic;
 use crate::host::HostBackend;
+use crate::instance::Instance;
 
 /// Which parameter an operation reads, and on whose behalf.
 #[derive(Clone, Debug)]

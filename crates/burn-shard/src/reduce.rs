@@ -11,8 +11,9 @@ use burn::backend::autodiff::NodeId;
 use burn_shard_comm::{ReduceOp, Work};
 
 use crate::Error;
-use crate::engine::{Engine, Instance};
+use crate::context::Context;
 use crate::host::{HostBackend, HostTensor, PiecesMut, TensorSegments, pieces_mut};
+use crate::instance::Instance;
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
 use crate::unshard::Unsharded;
@@ -89,7 +90,7 @@ impl Reducer {
     /// Takes the gradient of one read.
     pub(crate) fn gradient<B: HostBackend>(
         &mut self,
-        engine: &Engine,
+        context: &Context,
         instance: &Instance,
         index: usize,
         leaf: NodeId,
@@ -98,16 +99,16 @@ impl Reducer {
     ) {
         let leaves = self.leaves.get_or_insert_with(|| instance.leaves());
         leaves[index] = Some(leaf);
-        engine
+        context
             .ledger
             .add(MemoryKind::Gradients, gradient.as_bytes().len());
         let collected = &mut self.params[index];
         collected.arrived.push((number, gradient));
         collected.came += 1;
         if collected.came == collected.reads {
-            collected.add_up::<B>(engine);
-            let group = engine.plan.place[index].group;
-            if self.is_complete(engine, group)
+            collected.add_up::<B>(context);
+            let group = context.plan.place[index].group;
+            if self.is_complete(context, group)
                 && let Some(observed) = &mut self.observed
             {
                 observed.push(group);
@@ -117,47 +118,47 @@ impl Reducer {
 
     /// No gradient will come any more. Reads whose graph was dropped without a backward have left
     /// their parameter's sum unmade.
-    pub(crate) fn close<B: HostBackend>(&mut self, engine: &Engine, instance: &Instance) {
+    pub(crate) fn close<B: HostBackend>(&mut self, context: &Context, instance: &Instance) {
         self.leaves.get_or_insert_with(|| instance.leaves());
         for collected in &mut self.params {
-            collected.add_up::<B>(engine);
+            collected.add_up::<B>(context);
         }
     }
 
     /// Begins the reductions of the groups that are next in order and complete; of all, if `last`.
     pub(crate) fn advance(
         &mut self,
-        engine: &Engine,
+        context: &Context,
         unsharded: &mut Unsharded,
         last: bool,
     ) -> Result<(), Error> {
         while let Some(&group) = self.order.get(self.next) {
-            if !last && !self.is_complete(engine, group) {
+            if !last && !self.is_complete(context, group) {
                 break;
             }
             self.next += 1;
             unsharded.drop_group(group);
-            self.start(engine, group)?;
+            self.start(context, group)?;
             while self.in_flight.len() > MAX_IN_FLIGHT {
-                self.complete_oldest(engine)?;
+                self.complete_oldest(context)?;
             }
         }
         Ok(())
     }
 
-    fn is_complete(&self, engine: &Engine, group: usize) -> bool {
-        let members = &engine.plan.groups[group].members;
+    fn is_complete(&self, context: &Context, group: usize) -> bool {
+        let members = &context.plan.groups[group].members;
         members
             .iter()
             .all(|&index| self.params[index].came == self.params[index].reads)
     }
 
-    fn start(&mut self, engine: &Engine, group: usize) -> Result<(), Error> {
+    fn start(&mut self, context: &Context, group: usize) -> Result<(), Error> {
         let leaves = self
             .leaves
             .as_ref()
             .expect("the instance should be known by now");
-        let plan = &engine.plan.groups[group];
+        let plan = &context.plan.groups[group];
         let members: Vec<usize> = plan
             .members
             .iter()
@@ -171,7 +172,7 @@ impl Reducer {
             .iter()
             .map(|&index| {
                 (
-                    engine.plan.params[index].numel(),
+                    context.plan.params[index].numel(),
                     self.params[index].sum.take(),
                 )
             })
@@ -179,16 +180,16 @@ impl Reducer {
         let input = Arc::new(TensorSegments {
             dtype: plan.dtype,
             tensors,
-            label: engine.plan.label(group),
+            label: context.plan.label(group),
         });
         let shared: Arc<dyn burn_shard_comm::Segments> = Arc::clone(&input) as _;
-        let communicator = engine.group.communicator();
-        let work = if engine.strategy.shards_gradients() {
+        let communicator = context.group.communicator();
+        let work = if context.strategy.shards_gradients() {
             communicator.reduce_scatter(shared, ReduceOp::Mean)
         } else {
             communicator.all_reduce(shared, ReduceOp::Mean)
         };
-        let work = work.map_err(|source| failed(engine, members[0], source))?;
+        let work = work.map_err(|source| failed(context, members[0], source))?;
         self.in_flight.push_back(InFlight {
             group,
             members,
@@ -198,7 +199,7 @@ impl Reducer {
         Ok(())
     }
 
-    fn complete_oldest(&mut self, engine: &Engine) -> Result<(), Error> {
+    fn complete_oldest(&mut self, context: &Context) -> Result<(), Error> {
         let Some(flight) = self.in_flight.pop_front() else {
             return Ok(());
         };
@@ -209,21 +210,21 @@ impl Reducer {
             .flat_map(|(_, t)| t)
             .map(|t| t.as_bytes().len())
             .sum();
-        if engine.strategy.shards_gradients() {
-            self.finish_reduce_scatter(engine, flight)?;
+        if context.strategy.shards_gradients() {
+            self.finish_reduce_scatter(context, flight)?;
         } else {
-            self.finish_all_reduce(engine, flight)?;
+            self.finish_all_reduce(context, flight)?;
         }
-        engine.ledger.sub(MemoryKind::Gradients, held);
+        context.ledger.sub(MemoryKind::Gradients, held);
         Ok(())
     }
 
     /// Each member ends as a view of the group's gradient shard buffer.
-    fn finish_reduce_scatter(&mut self, engine: &Engine, flight: InFlight) -> Result<(), Error> {
-        let group = &engine.plan.groups[flight.group];
-        let layout = |index: usize| &group.layout.members[engine.plan.place[index].member];
+    fn finish_reduce_scatter(&mut self, context: &Context, flight: InFlight) -> Result<(), Error> {
+        let group = &context.plan.groups[flight.group];
+        let layout = |index: usize| &group.layout.members[context.plan.place[index].member];
         let bytes = group.layout.shard_len * group.dtype.size_bytes();
-        let mut buffer = engine.pool.take(MemoryKind::Gradients, bytes);
+        let mut buffer = context.pool.take(MemoryKind::Gradients, bytes);
         let ranges = flight
             .members
             .iter()
@@ -233,11 +234,11 @@ impl Reducer {
         flight
             .work
             .finish(&mut output)
-            .map_err(|source| failed(engine, first, source))?;
+            .map_err(|source| failed(context, first, source))?;
         drop(flight.input);
         let shards = buffer.freeze();
         for &index in &flight.members {
-            let shape = engine.plan.params[index].shard_shape(engine.plan.world_size);
+            let shape = context.plan.params[index].shard_shape(context.plan.world_size);
             let offset = layout(index).shard_offset;
             let shard = HostTensor::view(Arc::clone(&shards), offset, &shape, group.dtype);
             self.reduced[index] = Some(shard);
@@ -246,12 +247,12 @@ impl Reducer {
     }
 
     /// Each member ends as the full average, in the memory of this rank's own gradient.
-    fn finish_all_reduce(&mut self, engine: &Engine, mut flight: InFlight) -> Result<(), Error> {
+    fn finish_all_reduce(&mut self, context: &Context, mut flight: InFlight) -> Result<(), Error> {
         let first = flight.members[0];
         flight
             .work
             .wait()
-            .map_err(|source| failed(engine, first, source))?;
+            .map_err(|source| failed(context, first, source))?;
         let dtype = flight.input.dtype;
         let tensors = match Arc::try_unwrap(flight.input) {
             Ok(input) => input.tensors,
@@ -262,10 +263,10 @@ impl Reducer {
             .zip(&flight.members)
             .map(|((_, tensor), &index)| {
                 tensor.unwrap_or_else(|| {
-                    engine.zeros(
+                    context.zeros(
                         MemoryKind::Gradients,
                         index,
-                        &engine.plan.params[index].shape,
+                        &context.plan.params[index].shape,
                     )
                 })
             })
@@ -275,7 +276,7 @@ impl Reducer {
         flight
             .work
             .finish(&mut output)
-            .map_err(|source| failed(engine, first, source))?;
+            .map_err(|source| failed(context, first, source))?;
         for (&index, tensor) in flight.members.iter().zip(full) {
             self.reduced[index] = Some(tensor);
         }
@@ -284,13 +285,13 @@ impl Reducer {
 
     /// Finishes the pass. A parameter that no rank read has no gradient, as in plain Burn; one that
     /// some ranks read has the average with zeros on every rank.
-    pub(crate) fn finish(&mut self, engine: &Engine) -> Result<Vec<(NodeId, HostTensor)>, Error> {
+    pub(crate) fn finish(&mut self, context: &Context) -> Result<Vec<(NodeId, HostTensor)>, Error> {
         while !self.in_flight.is_empty() {
-            self.complete_oldest(engine)?;
+            self.complete_oldest(context)?;
         }
         let mut used: Vec<u8> = self.params.iter().map(|c| u8::from(c.came > 0)).collect();
-        engine.group.all_reduce(&mut used, ReduceOp::Max)?;
-        self.agree_on_order(engine)?;
+        context.group.all_reduce(&mut used, ReduceOp::Max)?;
+        self.agree_on_order(context)?;
 
         let leaves = self.leaves.take().unwrap_or_default();
         let gradients = leaves
@@ -306,7 +307,7 @@ impl Reducer {
     }
 
     /// Once: the order in which groups became ready on rank 0 replaces the module's own.
-    fn agree_on_order(&mut self, engine: &Engine) -> Result<(), Error> {
+    fn agree_on_order(&mut self, context: &Context) -> Result<(), Error> {
         let Some(mut observed) = self.observed.take() else {
             return Ok(());
         };
@@ -314,7 +315,7 @@ impl Reducer {
         let mut seen = vec![false; self.order.len()];
         observed.retain(|&group| !std::mem::replace(&mut seen[group], true));
         let mut order: Vec<u64> = observed.iter().map(|&group| group as u64).collect();
-        engine.group.broadcast(&mut order, 0)?;
+        context.group.broadcast(&mut order, 0)?;
         self.order = order
             .iter()
             .map(|&group| usize::try_from(group).expect("a group index should fit"))
@@ -325,13 +326,13 @@ impl Reducer {
 
 impl Collected {
     /// Adds the gradients of all reads, the last read first, as Burn does for a plain parameter.
-    fn add_up<B: HostBackend>(&mut self, engine: &Engine) {
+    fn add_up<B: HostBackend>(&mut self, context: &Context) {
         self.arrived
             .sort_by_key(|(number, _)| std::cmp::Reverse(*number));
         let mut terms = self.arrived.drain(..).map(|(_, gradient)| gradient);
         let Some(mut sum) = terms.next() else { return };
         for term in terms {
-            engine
+            context
                 .ledger
                 .sub(MemoryKind::Gradients, term.as_bytes().len());
             sum = B::to_host(B::float_add(B::from_host(term), B::from_host(sum)));
@@ -340,10 +341,10 @@ impl Collected {
     }
 }
 
-fn failed(engine: &Engine, index: usize, source: burn_shard_comm::Error) -> Error {
-    let path = engine.plan.params[index].path.clone();
+fn failed(context: &Context, index: usize, source: burn_shard_comm::Error) -> Error {
+    let path = context.plan.params[index].path.clone();
     Error::Reduce {
-        rank: engine.rank(),
+        rank: context.rank(),
         path,
         source,
     }

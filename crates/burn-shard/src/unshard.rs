@@ -12,7 +12,7 @@ use std::sync::Arc;
 use burn::tensor::Bytes;
 
 use crate::Error;
-use crate::engine::Engine;
+use crate::context::Context;
 use crate::host::{HostTensor, PiecesMut, TensorSegments};
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
@@ -47,23 +47,23 @@ impl Unsharded {
     /// The full parameter `index` of which `shard` is this rank's part.
     pub(crate) fn get(
         &mut self,
-        engine: &Engine,
+        context: &Context,
         index: usize,
         shard: &HostTensor,
     ) -> Result<HostTensor, Error> {
-        let place = engine.plan.place[index];
-        let layout = &engine.plan.groups[place.group].layout;
+        let place = context.plan.place[index];
+        let layout = &context.plan.groups[place.group].layout;
         let offset = layout.members[place.member].shard_offset;
         let Some(shards) = shard.flat(offset, layout.shard_len) else {
             // Not bound to its group's buffer: someone put another tensor in its place.
-            return gather_one(engine, index, shard);
+            return gather_one(context, index, shard);
         };
         self.clock += 1;
         let bound = |gathered: &Gathered| Arc::ptr_eq(&gathered.shards, shards);
         if !self.groups[place.group].as_ref().is_some_and(bound) {
             self.groups[place.group] = None;
-            self.make_room(&engine.plan);
-            self.groups[place.group] = Some(gather(engine, place.group, shards, self.clock)?);
+            self.make_room(&context.plan);
+            self.groups[place.group] = Some(gather(context, place.group, shards, self.clock)?);
         }
         let gathered = self.groups[place.group]
             .as_mut()
@@ -108,13 +108,13 @@ impl Unsharded {
 
 /// All-gathers a group from its flat shard buffer.
 fn gather(
-    engine: &Engine,
+    context: &Context,
     group: usize,
     shards: &Arc<Bytes>,
     clock: u64,
 ) -> Result<Gathered, Error> {
-    let label = engine.plan.label(group);
-    let group = &engine.plan.groups[group];
+    let label = context.plan.label(group);
+    let group = &context.plan.groups[group];
     let tensors = group
         .layout
         .members
@@ -126,7 +126,7 @@ fn gather(
         })
         .collect();
     let full = all_gather(
-        engine,
+        context,
         &group.members,
         TensorSegments {
             dtype: group.dtype,
@@ -143,41 +143,41 @@ fn gather(
 }
 
 /// All-gathers one parameter from a shard outside its group's buffer.
-fn gather_one(engine: &Engine, index: usize, shard: &HostTensor) -> Result<HostTensor, Error> {
+fn gather_one(context: &Context, index: usize, shard: &HostTensor) -> Result<HostTensor, Error> {
     let tensors = vec![(shard.numel(), Some(shard.clone()))];
     let input = TensorSegments {
         dtype: shard.dtype(),
         tensors,
-        label: engine.plan.label_of_param(index),
+        label: context.plan.label_of_param(index),
     };
-    let mut full = all_gather(engine, &[index], input)?;
+    let mut full = all_gather(context, &[index], input)?;
     Ok(full.remove(0))
 }
 
 fn all_gather(
-    engine: &Engine,
+    context: &Context,
     members: &[usize],
     input: TensorSegments,
 ) -> Result<Vec<HostTensor>, Error> {
     let dtype = input.dtype;
-    let params = members.iter().map(|&index| &engine.plan.params[index]);
+    let params = members.iter().map(|&index| &context.plan.params[index]);
     let mut buffers: Vec<_> = params
         .clone()
-        .map(|param| engine.pool.take(MemoryKind::Unsharded, param.size_bytes()))
+        .map(|param| context.pool.take(MemoryKind::Unsharded, param.size_bytes()))
         .collect();
     let pieces = buffers
         .iter_mut()
         .map(crate::buffer::Buffer::bytes_mut)
         .collect();
     let mut output = PiecesMut { dtype, pieces };
-    engine
+    context
         .group
         .communicator()
         .all_gather(Arc::new(input), &mut output)
         .map_err(|source| {
-            let path = engine.plan.params[members[0]].path.clone();
+            let path = context.plan.params[members[0]].path.clone();
             Error::Gather {
-                rank: engine.rank(),
+                rank: context.rank(),
                 path,
                 source,
             }

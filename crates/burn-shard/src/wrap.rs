@@ -11,11 +11,11 @@ use crate::Error;
 use crate::attach::{Path, attach, inspect, note_leaves};
 use crate::bind::{AutodiffState, Storage, from_host, stored, stored_len, to_host};
 use crate::buffer::Buffer;
+use crate::config::ShardConfig;
 use crate::engine::Engine;
 use crate::host::{HostTensor, PiecesMut, TensorSegments};
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
-use crate::sharded_module::ShardConfig;
 
 /// A parameter that takes at most this part of a group is small: 64 KiB of the default 25 MiB.
 const SMALL_PART_OF_A_GROUP: usize = 400;

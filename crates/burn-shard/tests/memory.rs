@@ -67,6 +67,23 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// Waits until the threads of earlier ranks have given back what they held: they end by themselves,
+/// after the group that they belonged to.
+fn settle() {
+    let mut quiet = 0;
+    let mut live = LIVE.load(Relaxed);
+    for _ in 0..1000 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        let now = LIVE.load(Relaxed);
+        quiet = if now == live { quiet + 1 } else { 0 };
+        live = now;
+        if quiet == 5 {
+            return;
+        }
+    }
+    panic!("the process should stand still between groups");
+}
+
 fn device() -> Device {
     Device::flex().autodiff()
 }
@@ -147,6 +164,7 @@ fn by_the_allocator_a_rank_holds_what_the_formula_says_and_not_less() {
     let width = 256;
     for world_size in [1, 2, 4] {
         for strategy in ShardingStrategy::ALL {
+            settle();
             ProcessGroup::spawn(world_size, |group| {
                 // Matrix products keep a workspace of a MiB per thread from the first call on.
                 let plain = Mlp::new(1, width, &device());
