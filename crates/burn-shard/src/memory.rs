@@ -15,7 +15,8 @@ pub enum MemoryKind {
     Parameters,
     /// Gradients that wait for their reduction, and reduced ones until the optimizer used them.
     Gradients,
-    /// Moments and velocities.
+    /// Moments and velocities of fused steps. What a stock optimizer keeps (other dtypes, options
+    /// without a kernel) are Burn's own tensors and not counted.
     OptimizerState,
     /// Parameters gathered for use under [`ShardingStrategy::Full`].
     Unsharded,
