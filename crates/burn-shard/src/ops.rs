@@ -8,7 +8,7 @@
 //! backward step is therefore the last of the pass and knows that no gradient will come any more.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -31,6 +31,37 @@ pub(crate) struct Hook {
     pub(crate) instance: Arc<Instance>,
     /// Index into the plan's parameters.
     pub(crate) index: usize,
+}
+
+impl Hook {
+    /// The same for the tape, which must not keep the module alive: a forward whose backward never
+    /// runs stays on Burn's tape until a later backward, and its pass in the engine.
+    fn for_tape(&self) -> TapeHook {
+        TapeHook {
+            engine: Arc::downgrade(&self.engine),
+            instance: Arc::clone(&self.instance),
+            index: self.index,
+        }
+    }
+}
+
+/// See [`Hook::for_tape`].
+#[derive(Clone, Debug)]
+struct TapeHook {
+    engine: Weak<Engine>,
+    instance: Arc<Instance>,
+    index: usize,
+}
+
+impl TapeHook {
+    fn hook(&self) -> Hook {
+        let engine = self.engine.upgrade();
+        Hook {
+            engine: engine.expect("the sharded module should live until its backward has run"),
+            instance: Arc::clone(&self.instance),
+            index: self.index,
+        }
+    }
 }
 
 /// Operations this crate adds to Burn's backends. Not for users: `ShardedModule` calls them.
@@ -99,7 +130,7 @@ struct Read;
 /// State of [`Read`]: the parameter, and the number of this use in the pass.
 #[derive(Clone, Debug)]
 struct Use {
-    hook: Hook,
+    hook: TapeHook,
     number: usize,
     leaf: NodeId,
 }
@@ -113,6 +144,7 @@ impl<B: ShardOps + HostBackend> Backward<B, 3> for Read {
         // A frozen parameter is tracked only so that backward can gather it again.
         if parameter.is_some() {
             let Use { hook, number, leaf } = ops.state;
+            let hook = hook.hook();
             or_panic(
                 hook.engine
                     .gradient::<B>(&hook, leaf, number, B::to_host(grad)),
@@ -127,7 +159,7 @@ struct Regather<B: ShardOps> {
     source: Source<B>,
     /// Stands for the anchor and the begin token, which the gather itself does not look at.
     unused: FloatTensor<B>,
-    hook: Hook,
+    hook: TapeHook,
     _backend: PhantomData<B>,
 }
 
@@ -146,10 +178,7 @@ impl<B: ShardOps> RetroForward for Regather<B> {
             Source::Frozen(shard) => shard.clone(),
         };
         let (anchor, begin) = (self.unused.clone(), self.unused.clone());
-        states.save(
-            out_node,
-            B::unshard(shard, anchor, begin, self.hook.clone()),
-        );
+        states.save(out_node, B::unshard(shard, anchor, begin, self.hook.hook()));
     }
 }
 
@@ -171,7 +200,7 @@ impl<B: ShardOps + HostBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
         let state = Use {
             number: hook.engine.read(&hook, shard.is_tracked()),
             leaf: shard.id(),
-            hook,
+            hook: hook.for_tape(),
         };
         let regather = |source| Regather::<B> {
             source,
@@ -206,7 +235,7 @@ impl<B: ShardOps + HostBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
         let state = Use {
             number: hook.engine.read(&hook, parameter.is_tracked()),
             leaf,
-            hook,
+            hook: hook.for_tape(),
         };
         let prep = Read.prepare::<C>(guards).compute_bound();
         match prep.stateful() {
@@ -235,18 +264,18 @@ impl<B: ShardOps + HostBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
         #[derive(Debug)]
         struct Begin;
         impl<B: HostBackend> Backward<B, 1> for Begin {
-            type State = Hook;
-            fn backward(self, ops: Ops<Hook, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+            type State = TapeHook;
+            fn backward(self, ops: Ops<TapeHook, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
                 // No gradient was ever registered for this node; the step runs all the same.
-                for (leaf, gradient) in or_panic(ops.state.engine.finish_backward::<B>(&ops.state))
-                {
+                let hook = ops.state.hook();
+                for (leaf, gradient) in or_panic(hook.engine.finish_backward::<B>(&hook)) {
                     grads.register::<B>(leaf, B::from_host(gradient));
                 }
             }
         }
         let (primitive, guard) = token.into_parts();
         match Begin.prepare::<C>([guard]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(hook, primitive),
+            OpsKind::Tracked(prep) => prep.finish(hook.for_tape(), primitive),
             OpsKind::UnTracked(prep) => prep.finish(primitive),
         }
     }

@@ -254,3 +254,28 @@ impl<M: ModuleDisplayDefault> ModuleDisplayDefault for ShardedModule<M> {
 }
 
 impl<M: ModuleDisplay> ModuleDisplay for ShardedModule<M> {}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::LinearConfig;
+    use burn::prelude::*;
+
+    use super::*;
+
+    /// The pass in the engine and the steps on Burn's tape must not keep each other.
+    #[test]
+    fn a_module_dropped_after_a_forward_without_backward_is_freed() {
+        for strategy in ShardingStrategy::ALL {
+            ProcessGroup::spawn(2, |group| {
+                let device = Device::flex().autodiff();
+                let linear = LinearConfig::new(3, 2).init(&device);
+                let model = ShardedModule::new(linear, strategy, &group).unwrap();
+                let engine = Arc::downgrade(model.engine());
+                let output = model.forward(Tensor::<2>::ones([1, 3], &device));
+                drop((model, output));
+                assert!(engine.upgrade().is_none(), "{strategy}");
+            })
+            .unwrap();
+        }
+    }
+}
