@@ -39,7 +39,8 @@ use crate::{Error, ShardingStrategy};
 /// a parameter that no rank used has no gradient, so no weight decay and no momentum step either.
 ///
 /// Evaluate with [`valid`](Module::valid), as always in Burn: a forward on the training module whose
-/// backward never runs delays the reductions of the next backward to its end.
+/// backward never runs delays the reductions of the next backward to its end. Keep the module until
+/// its backward has run: the tape does not keep it, and a backward without it panics.
 ///
 /// # Collectives
 ///
