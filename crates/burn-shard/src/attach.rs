@@ -297,63 +297,25 @@ impl ModuleVisitor for Inspect {
             id: param.id,
             shape: param.lazy_shape().as_slice().to_vec(),
             dtype,
-            trainable: param.lazy_is_trainable(),
+            trainable: is_trainable(param),
         });
     }
 }
 
 /// Whether a parameter is to be trained, without initializing it.
-trait LazyTrainable {
-    fn lazy_is_trainable(&self) -> bool;
+fn is_trainable<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+    // Burn keeps the flag of an uninitialized parameter to itself.
+    !param.is_initialized() || param.base().is_require_grad()
 }
 
-impl<const D: usize> LazyTrainable for Param<Tensor<D>> {
-    fn lazy_is_trainable(&self) -> bool {
-        // Burn keeps the flag of an uninitialized parameter to itself.
-        !self.is_initialized() || self.base().is_require_grad()
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Marker;
+#[derive(Module, Debug)]
+struct Marker {}
 
 impl Reparameterization for Marker {
     const NAME: &'static str = "marker";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         base
-    }
-}
-
-impl Module for Marker {
-    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
-        devices
-    }
-
-    fn fork(self, _device: &Device) -> Self {
-        self
-    }
-
-    fn to_device(self, _device: &Device) -> Self {
-        self
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
-
-    fn visit<V: ModuleVisitor>(&self, _visitor: &mut V) {}
-
-    fn map<M: ModuleMapper>(self, _mapper: &mut M) -> Self {
-        self
     }
 }
 
@@ -367,7 +329,7 @@ impl Reparameterizer for Mark {
         _path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Marker>) {
-        (param, Some(Marker))
+        (param, Some(Marker {}))
     }
 }
 

@@ -76,7 +76,7 @@ impl Pool {
         Buffer::new(storage, bytes, kind, &self.ledger, Arc::downgrade(self))
     }
 
-    /// Gives back all idle storage.
+    /// Bytes that lie idle.
     #[cfg(test)]
     pub(crate) fn idle_bytes(&self) -> usize {
         self.idle.lock().bytes
