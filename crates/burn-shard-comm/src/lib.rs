@@ -79,6 +79,7 @@ mod reduce;
 mod segments;
 mod spawn;
 mod traffic;
+mod transport;
 
 pub use call::Call;
 pub use communicator::{Collective, Communicator, ReduceOp, Work, shard_numel};
@@ -89,3 +90,4 @@ pub use recording::Recording;
 pub use segments::{MaybeSegment, OwnedSegments, Segments, SegmentsMut, SlicesMut, SparseSegments};
 pub use spawn::Local;
 pub use traffic::{Count, Traffic};
+pub use transport::{Fault, LIMIT_GRANULARITY, Limit, Transport};

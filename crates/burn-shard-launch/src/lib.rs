@@ -1,0 +1,1 @@
+//! Starts one process per rank, and ends them together.

@@ -1,0 +1,1 @@
+//! MPI as a transport of process groups.

@@ -1,0 +1,1 @@
+//! NCCL as a communicator of process groups.
