@@ -1,0 +1,468 @@
+//! Where one process stands in its job, read from the variables its launcher set.
+//!
+//! Nothing here connects to anything. Which variables there are depends on the launcher; more than
+//! one family is normal, since launchers start each other (`srun torchrun`, `mpirun` inside `sbatch`)
+//! and children inherit. The innermost launcher knows best:
+//!
+//! 1. torchrun's `RANK` and `WORLD_SIZE` (also `burn-shard launch`), never set by accident by another;
+//! 2. OpenMPI's `OMPI_COMM_WORLD_*`;
+//! 3. PMI's `PMI_RANK` and `PMI_SIZE` (Hydra: MPICH, Intel MPI), if SLURM says something else or nothing;
+//! 4. SLURM's `SLURM_PROCID` and `SLURM_NTASKS`: `srun --mpi=pmi2` sets PMI's too, but alike, and SLURM
+//!    knows hosts as well.
+//!
+//! A family that is half there is an error, unless one before it in this list is complete.
+
+mod error;
+mod slurm;
+
+use std::{fmt, net::IpAddr, str::FromStr};
+
+pub use error::PlacementError;
+
+/// Where one process stands in its job.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// Number of this process, below `world_size`.
+    pub rank: usize,
+    /// Processes in the job.
+    pub world_size: usize,
+    /// Number of this process among those on its host.
+    pub local_rank: usize,
+    /// Processes of the job on this host, if the launcher tells.
+    pub local_world_size: Option<usize>,
+    /// Host of rank 0: a name or an address. `127.0.0.1` if all ranks are known to share a host and
+    /// `MASTER_ADDR` is not set.
+    pub master_addr: String,
+    /// Port on which rank 0 listens; 0 in a job of one process that was given none.
+    pub master_port: u16,
+    /// Name of the job, the same on all ranks; empty if unknown.
+    pub job_id: String,
+    /// `BURN_SHARD_TOKEN`, the shared secret of the job. Not shown by `Debug`.
+    pub token: Option<String>,
+    /// Which family of variables won.
+    pub rule: Rule,
+}
+
+/// Whose variables a [`Placement`] was read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// `RANK`, `WORLD_SIZE`, ...: torchrun, and `burn-shard launch`.
+    Torchrun,
+    /// `SLURM_PROCID`, `SLURM_NTASKS`, ...: srun.
+    Slurm,
+    /// `OMPI_COMM_WORLD_RANK`, ...: OpenMPI's mpirun.
+    OpenMpi,
+    /// `PMI_RANK`, `PMI_SIZE`: mpiexec of MPICH and Intel MPI.
+    Pmi,
+}
+
+impl Rule {
+    /// Every family, the one that wins first.
+    const ALL: [Self; 4] = [Self::Torchrun, Self::OpenMpi, Self::Pmi, Self::Slurm];
+
+    /// The name used in messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Torchrun => "torchrun",
+            Self::Slurm => "SLURM",
+            Self::OpenMpi => "OpenMPI",
+            Self::Pmi => "PMI",
+        }
+    }
+
+    const fn rank_variable(self) -> &'static str {
+        match self {
+            Self::Torchrun => "RANK",
+            Self::Slurm => "SLURM_PROCID",
+            Self::OpenMpi => "OMPI_COMM_WORLD_RANK",
+            Self::Pmi => "PMI_RANK",
+        }
+    }
+
+    const fn world_size_variable(self) -> &'static str {
+        match self {
+            Self::Torchrun => "WORLD_SIZE",
+            Self::Slurm => "SLURM_NTASKS",
+            Self::OpenMpi => "OMPI_COMM_WORLD_SIZE",
+            Self::Pmi => "PMI_SIZE",
+        }
+    }
+
+    const fn local_rank_variable(self) -> &'static str {
+        match self {
+            Self::Torchrun => "LOCAL_RANK",
+            Self::Slurm => "SLURM_LOCALID",
+            Self::OpenMpi => "OMPI_COMM_WORLD_LOCAL_RANK",
+            Self::Pmi => "MPI_LOCALRANKID",
+        }
+    }
+
+    /// SLURM has a list instead, see `slurm.rs`.
+    const fn local_world_size_variable(self) -> Option<&'static str> {
+        match self {
+            Self::Torchrun => Some("LOCAL_WORLD_SIZE"),
+            Self::Slurm => None,
+            Self::OpenMpi => Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+            Self::Pmi => Some("MPI_LOCALNRANKS"),
+        }
+    }
+
+    /// Where a name of the job is found, the best first.
+    const fn job_variables(self) -> &'static [&'static str] {
+        match self {
+            Self::Torchrun => &["BURN_SHARD_JOB_ID", "TORCHELASTIC_RUN_ID"],
+            Self::Slurm => &["BURN_SHARD_JOB_ID"],
+            Self::OpenMpi => &["BURN_SHARD_JOB_ID", "PMIX_NAMESPACE", "SLURM_JOB_ID"],
+            Self::Pmi => &["BURN_SHARD_JOB_ID", "SLURM_JOB_ID"],
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What [`Placement::explain`] shows, besides what the families name themselves.
+const OTHERS: [&str; 13] = [
+    "SLURM_NODEID",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "PMIX_NAMESPACE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "BURN_SHARD_JOB_ID",
+    TOKEN,
+];
+const TOKEN: &str = "BURN_SHARD_TOKEN";
+const LOOPBACK: &str = "127.0.0.1";
+
+impl Placement {
+    /// The placement of this process, from its environment; `None` without any launcher's variables.
+    ///
+    /// What was found and which family won goes to the log, at level `info`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Placement::from_vars`].
+    pub fn from_env() -> Result<Option<Self>, PlacementError> {
+        let vars = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into());
+        log::info!("{}", Self::explain(vars));
+        Self::from_vars(vars)
+    }
+
+    /// The placement that variables describe; `None` without any launcher's variables.
+    ///
+    /// # Errors
+    ///
+    /// When a family is half there, when values are no numbers or contradict each other, or when
+    /// rank 0 cannot be found: no `MASTER_ADDR` or `MASTER_PORT`, and nothing to derive them from.
+    pub fn from_vars(
+        vars: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, PlacementError> {
+        let vars = Vars(&vars);
+        let Some(standing) = winner(vars)? else {
+            return Ok(None);
+        };
+        let Standing {
+            rule,
+            rank,
+            world_size,
+        } = standing;
+        let (local_rank, local_world_size) = local(vars, standing)?;
+        let job_id = job_id(vars, rule)?;
+        let one_host = local_world_size == Some(world_size);
+        let master_addr = match vars.text("MASTER_ADDR")? {
+            Some(address) => address,
+            None if one_host && rule != Rule::Torchrun || world_size == 1 => LOOPBACK.to_owned(),
+            None if rule == Rule::Torchrun => return Err(half(vars, rule, "MASTER_ADDR")),
+            None => slurm::first_host(vars)?.ok_or(PlacementError::NoMaster {
+                rule,
+                rank,
+                world_size,
+            })?,
+        };
+        let master_port = match vars.number::<u16>("MASTER_PORT")? {
+            Some(0) if world_size > 1 => {
+                return Err(PlacementError::NotANumber {
+                    variable: "MASTER_PORT",
+                    value: "0".to_owned(),
+                    expected: "a port from 1 to 65535, the same on all ranks",
+                });
+            }
+            Some(port) => port,
+            None if world_size == 1 => 0,
+            None if rule == Rule::Torchrun => return Err(half(vars, rule, "MASTER_PORT")),
+            None if job_id.is_empty() => {
+                return Err(PlacementError::NoPort {
+                    rule,
+                    rank,
+                    world_size,
+                });
+            }
+            None => derived_port(&job_id),
+        };
+        let token = vars.text(TOKEN)?;
+        Ok(Some(Self {
+            rank,
+            world_size,
+            local_rank,
+            local_world_size,
+            master_addr,
+            master_port,
+            job_id,
+            token,
+            rule,
+        }))
+    }
+
+    /// A table of what was found and which rule won, for the log. The token is not in it.
+    pub fn explain(vars: impl Fn(&str) -> Option<String>) -> String {
+        let mut lines = Vec::new();
+        match Self::from_vars(&vars) {
+            Ok(Some(placement)) => {
+                let Self {
+                    rule,
+                    rank,
+                    world_size,
+                    ..
+                } = placement;
+                lines.push(format!(
+                    "placement: {rule}'s variables say rank {rank} of {world_size}"
+                ));
+                for other in Rule::ALL.into_iter().filter(|&other| other != rule) {
+                    match standing(Vars(&vars), other) {
+                        Ok(Some(found)) if found.rank == rank && found.world_size == world_size => {
+                        }
+                        Ok(Some(found)) => lines.push(format!(
+                            "  {other} says rank {} of {}: {rule} wins, as the inner launcher",
+                            found.rank, found.world_size
+                        )),
+                        Ok(None) => {}
+                        Err(error) => lines.push(format!("  {other} is not looked at: {error}")),
+                    }
+                }
+                lines.push(format!("  {placement:?}"));
+            }
+            Ok(None) => lines.push("placement: no launcher's variables are set".to_owned()),
+            Err(error) => lines.push(format!("placement: {error}")),
+        }
+        let families = Rule::ALL.into_iter().flat_map(|rule| {
+            let fixed = [
+                rule.rank_variable(),
+                rule.world_size_variable(),
+                rule.local_rank_variable(),
+            ];
+            fixed.into_iter().chain(rule.local_world_size_variable())
+        });
+        for name in families.chain(OTHERS) {
+            if let Some(value) = vars(name) {
+                let shown = if name == TOKEN {
+                    "(set, not shown)".into()
+                } else {
+                    format!("{value:?}")
+                };
+                lines.push(format!("  {name:<27} {shown}"));
+            }
+        }
+        lines.join("\n")
+    }
+
+    /// Whether rank 0 is named by a loopback address, or as `localhost`.
+    #[must_use]
+    pub fn master_is_loopback(&self) -> bool {
+        self.master_addr.eq_ignore_ascii_case("localhost")
+            || self
+                .master_addr
+                .parse::<IpAddr>()
+                .is_ok_and(|address| address.is_loopback())
+    }
+}
+
+impl fmt::Debug for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Placement")
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .field("local_rank", &self.local_rank)
+            .field("local_world_size", &self.local_world_size)
+            .field("master_addr", &self.master_addr)
+            .field("master_port", &self.master_port)
+            .field("job_id", &self.job_id)
+            .field("token", &self.token.as_ref().map(|_| "..."))
+            .field("rule", &self.rule)
+            .finish()
+    }
+}
+
+/// The environment, or what a test takes for it.
+#[derive(Clone, Copy)]
+struct Vars<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+impl Vars<'_> {
+    fn text(self, variable: &'static str) -> Result<Option<String>, PlacementError> {
+        match (self.0)(variable) {
+            Some(value) if value.trim().is_empty() => Err(PlacementError::Empty { variable }),
+            value => Ok(value),
+        }
+    }
+
+    fn number<T: FromStr>(self, variable: &'static str) -> Result<Option<T>, PlacementError> {
+        let Some(value) = self.text(variable)? else {
+            return Ok(None);
+        };
+        let expected = if size_of::<T>() == size_of::<u16>() {
+            "a port from 1 to 65535, the same on all ranks"
+        } else {
+            "a number, not negative"
+        };
+        value
+            .parse()
+            .map(Some)
+            .map_err(|_| PlacementError::NotANumber {
+                variable,
+                value,
+                expected,
+            })
+    }
+}
+
+/// What one family says.
+#[derive(Clone, Copy)]
+struct Standing {
+    rule: Rule,
+    rank: usize,
+    world_size: usize,
+}
+
+fn winner(vars: Vars<'_>) -> Result<Option<Standing>, PlacementError> {
+    for rule in [Rule::Torchrun, Rule::OpenMpi] {
+        if let Some(standing) = standing(vars, rule)? {
+            return Ok(Some(standing));
+        }
+    }
+    let Some(pmi) = standing(vars, Rule::Pmi)? else {
+        return standing(vars, Rule::Slurm);
+    };
+    // Half of SLURM's variables is what `salloc` gives; a Hydra started there is complete.
+    match standing(vars, Rule::Slurm) {
+        Ok(Some(slurm)) if slurm.rank == pmi.rank && slurm.world_size == pmi.world_size => {
+            Ok(Some(slurm))
+        }
+        _ => Ok(Some(pmi)),
+    }
+}
+
+fn standing(vars: Vars<'_>, rule: Rule) -> Result<Option<Standing>, PlacementError> {
+    let (rank_variable, world_size_variable) = (rule.rank_variable(), rule.world_size_variable());
+    let rank = vars.number::<usize>(rank_variable)?;
+    let world_size = vars.number::<usize>(world_size_variable)?;
+    match (rank, world_size) {
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(half(vars, rule, world_size_variable)),
+        (None, Some(_)) => Err(half(vars, rule, rank_variable)),
+        (Some(rank), Some(world_size)) => {
+            below(rank_variable, rank, world_size_variable, world_size)?;
+            Ok(Some(Standing {
+                rule,
+                rank,
+                world_size,
+            }))
+        }
+    }
+}
+
+fn local(
+    vars: Vars<'_>,
+    Standing {
+        rule, world_size, ..
+    }: Standing,
+) -> Result<(usize, Option<usize>), PlacementError> {
+    let variable = rule.local_rank_variable();
+    let local_rank = match vars.number(variable)? {
+        Some(local_rank) => local_rank,
+        None if world_size == 1 => 0,
+        None => return Err(half(vars, rule, variable)),
+    };
+    below(variable, local_rank, rule.world_size_variable(), world_size)?;
+    let (from, local_world_size) = match rule.local_world_size_variable() {
+        Some(from) => (from, vars.number(from)?),
+        None => slurm::local_world_size(vars)?,
+    };
+    if let Some(local_world_size) = local_world_size {
+        below(variable, local_rank, from, local_world_size)?;
+        if local_world_size > world_size {
+            return Err(PlacementError::MoreHereThanInAll {
+                variable: from,
+                local_world_size,
+                world_size_variable: rule.world_size_variable(),
+                world_size,
+            });
+        }
+    }
+    Ok((local_rank, local_world_size))
+}
+
+fn job_id(vars: Vars<'_>, rule: Rule) -> Result<String, PlacementError> {
+    for variable in rule.job_variables() {
+        if let Some(job) = vars.text(variable)? {
+            return Ok(job);
+        }
+    }
+    if rule == Rule::Slurm {
+        slurm::job_id(vars)
+    } else {
+        Ok(String::new())
+    }
+}
+
+/// A port below those that Linux hands out itself, the same wherever the job has the same name.
+fn derived_port(job_id: &str) -> u16 {
+    const FIRST: u16 = 20_000;
+    const COUNT: u64 = 12_000;
+    // FNV-1a; two jobs that get the same port are told that it is taken.
+    let hash = job_id.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    FIRST + u16::try_from(hash % COUNT).expect("the remainder should be small")
+}
+
+fn below(
+    variable: &'static str,
+    value: usize,
+    limit_variable: &'static str,
+    limit: usize,
+) -> Result<(), PlacementError> {
+    if value < limit {
+        return Ok(());
+    }
+    Err(PlacementError::OutOfRange {
+        variable,
+        value,
+        limit_variable,
+        limit,
+    })
+}
+
+/// The error of a family without `missing`.
+fn half(vars: Vars<'_>, rule: Rule, missing: &'static str) -> PlacementError {
+    let candidates = [rule.rank_variable(), rule.world_size_variable()];
+    let found = candidates
+        .into_iter()
+        .find(|&name| (vars.0)(name).is_some());
+    let found = found.unwrap_or(rule.rank_variable());
+    let value = (vars.0)(found).unwrap_or_default();
+    PlacementError::Half {
+        rule,
+        found,
+        value,
+        missing,
+    }
+}
