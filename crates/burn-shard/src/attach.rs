@@ -27,7 +27,7 @@ impl Reparameterization for Shard {
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let hook = &self.hook;
-        let sharded = hook.engine.strategy.shards_parameters();
+        let sharded = hook.engine.plan.strategy_of(hook.index).shards_parameters();
         let full = match (sharded, base.is_autodiff()) {
             (false, false) => return base,
             (false, true) if !base.is_require_grad() => return base,

@@ -172,8 +172,8 @@ pub(crate) struct Storage {
 }
 
 /// Where a member's stored tensor lies in its group's flat buffer: offset and elements.
-pub(crate) fn stored(engine: &Engine, member: &MemberLayout) -> (usize, usize) {
-    if engine.strategy.shards_parameters() {
+pub(crate) fn stored(group: &Group, member: &MemberLayout) -> (usize, usize) {
+    if group.strategy.shards_parameters() {
         (member.shard_offset, member.shard_numel)
     } else {
         (member.full_offset, member.numel)
@@ -181,8 +181,8 @@ pub(crate) fn stored(engine: &Engine, member: &MemberLayout) -> (usize, usize) {
 }
 
 /// Elements of a group's flat buffer of stored tensors.
-pub(crate) fn stored_len(engine: &Engine, group: &Group) -> usize {
-    if engine.strategy.shards_parameters() {
+pub(crate) fn stored_len(group: &Group) -> usize {
+    if group.strategy.shards_parameters() {
         group.layout.shard_len
     } else {
         group.layout.full_len
@@ -217,8 +217,8 @@ impl Storage {
             .zip(self.states);
         let views = tensors.map(|((place, param), state)| {
             let group = &engine.plan.groups[place.group];
-            let (offset, _) = stored(engine, &group.layout.members[place.member]);
-            let shape = if engine.strategy.shards_parameters() {
+            let (offset, _) = stored(group, &group.layout.members[place.member]);
+            let shape = if group.strategy.shards_parameters() {
                 param.shard_shape(engine.plan.world_size)
             } else {
                 param.shape.clone()
@@ -233,9 +233,9 @@ impl Storage {
 }
 
 fn pack_group(engine: &Engine, group: &Group, detached: &[Detached]) -> Arc<Bytes> {
-    let len = stored_len(engine, group);
+    let len = stored_len(group);
     let flat_of = |(member, &index): (&MemberLayout, &usize)| {
-        detached[index].tensor.flat(stored(engine, member).0, len)
+        detached[index].tensor.flat(stored(group, member).0, len)
     };
     let mut flats = group.layout.members.iter().zip(&group.members).map(flat_of);
     if let Some(Some(first)) = flats.next()
@@ -246,7 +246,7 @@ fn pack_group(engine: &Engine, group: &Group, detached: &[Detached]) -> Arc<Byte
     let size = group.dtype.size_bytes();
     let mut buffer = engine.pool.zeros(MemoryKind::Parameters, len * size);
     for (member, &index) in group.layout.members.iter().zip(&group.members) {
-        let (offset, numel) = stored(engine, member);
+        let (offset, numel) = stored(group, member);
         let tensor = &detached[index].tensor;
         assert_eq!(
             (tensor.numel(), tensor.dtype()),

@@ -5,18 +5,17 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use burn::backend::Dispatch;
 use burn::backend::autodiff::NodeId;
 use burn::tensor::{Device, Tensor};
 use burn_shard_comm::ProcessGroup;
 use parking_lot::Mutex;
 
+use crate::anchor::{Levels, Pass};
 use crate::context::Context;
 use crate::host::{HostBackend, HostTensor};
 use crate::instance::Instance;
-use crate::ops::{Hook, ShardOps};
+use crate::ops::Hook;
 use crate::plan::Plan;
 use crate::reduce::Reducer;
 use crate::unshard::Unsharded;
@@ -34,32 +33,9 @@ pub(crate) struct Engine {
 #[derive(Debug)]
 struct State {
     pass: Option<Pass>,
+    levels: Levels,
     unsharded: Unsharded,
     reducer: Reducer,
-}
-
-/// The tokens of a forward pass and its backward, see [Note: depth and anchors] in `ops`.
-#[derive(Debug)]
-struct Pass {
-    begin: Tensor<1>,
-    /// The deepest anchor so far, and the newest node when it was made.
-    deepest: Tensor<1>,
-    newest_node: u64,
-    /// One anchor per group, made at the group's first read: the group's gradients then become
-    /// ready together, which is when they are reduced.
-    anchors: Vec<Option<Tensor<1>>>,
-}
-
-/// More levels than any group of parameters plausibly adds; bounds the cost of a bad estimate.
-const MAX_LEVELS: u64 = 4096;
-
-/// Nodes that anchors took, on all ranks of this process.
-static ANCHOR_NODES: AtomicU64 = AtomicU64::new(0);
-
-/// Nodes made so far on all ranks of this process, without those of anchors.
-fn nodes_so_far() -> u64 {
-    let anchors = ANCHOR_NODES.fetch_add(1, Relaxed);
-    NodeId::new().value.saturating_sub(anchors)
 }
 
 impl Deref for Engine {
@@ -74,6 +50,7 @@ impl Engine {
     pub(crate) fn new(group: ProcessGroup, strategy: ShardingStrategy, plan: Plan) -> Arc<Self> {
         let state = State {
             pass: None,
+            levels: Levels::new(plan.groups.len()),
             unsharded: Unsharded::new(&plan),
             reducer: Reducer::new(&plan),
         };
@@ -100,42 +77,19 @@ impl Engine {
     pub(crate) fn tokens(self: &Arc<Self>, hook: &Hook, device: &Device) -> (Tensor<1>, Tensor<1>) {
         let group = self.plan.place[hook.index].group;
         let mut state = self.state.lock();
-        let state = &mut *state;
-        let pass = state.pass.get_or_insert_with(|| {
-            let token = Tensor::<1>::zeros([1], device).require_grad();
-            let begin = Dispatch::begin_pass(token.into_dispatch(), hook.clone());
-            Pass {
-                begin: Tensor::from_dispatch(begin),
-                deepest: Tensor::zeros([1], device),
-                newest_node: nodes_so_far(),
-                anchors: vec![None; self.plan.groups.len()],
-            }
-        });
-        if state.reducer.was_read(hook.index) {
-            // A later read, of a tied parameter or a layer called again: its own gradient need not
-            // wait for that of the first.
-            return (pass.deepest.clone(), pass.begin.clone());
-        }
-        if pass.anchors[group].is_none() {
-            // Node ids count the nodes of all ranks in this process, an upper bound of the depth
-            // gained since the last anchor; not divided by the number of ranks, which may come here
-            // one after the other. Levels that ranks add here are left out, or they would feed on
-            // each other. A bad estimate costs time and memory, not correctness: the order of
-            // reductions is fixed by the plan.
-            let newest = nodes_so_far();
-            let levels = (newest.saturating_sub(pass.newest_node) + 1).min(MAX_LEVELS);
-            for _ in 0..levels {
-                let deeper = Dispatch::deepen(pass.deepest.clone().into_dispatch());
-                pass.deepest = Tensor::from_dispatch(deeper);
-                ANCHOR_NODES.fetch_add(1, Relaxed);
-            }
-            pass.newest_node = newest;
-            pass.anchors[group] = Some(pass.deepest.clone());
-        }
-        let anchor = pass.anchors[group]
-            .clone()
-            .expect("the anchor was just made");
-        (anchor, pass.begin.clone())
+        let State {
+            pass,
+            levels,
+            reducer,
+            ..
+        } = &mut *state;
+        let pass = pass.get_or_insert_with(|| Pass::new(hook, device));
+        let anchor = if reducer.was_read(hook.index) {
+            pass.latest()
+        } else {
+            pass.anchor(group, levels)
+        };
+        (anchor, pass.begin())
     }
 
     /// Counts a read whose gradient will come. Returns the number of the read among those of the
@@ -177,12 +131,15 @@ impl Engine {
         let mut state = self.state.lock();
         state.pass = None;
         let State {
-            unsharded, reducer, ..
+            levels,
+            unsharded,
+            reducer,
+            ..
         } = &mut *state;
         reducer.close::<B>(self, &hook.instance);
         reducer.advance(self, unsharded, true)?;
         unsharded.clear();
-        reducer.finish(self)
+        reducer.finish(self, levels)
     }
 
     /// Drops gathered parameters, so that the shards they came from can be written in place.

@@ -10,8 +10,15 @@ use std::sync::Arc;
 
 use burn_shard_comm::{DType, ProcessGroup};
 
-use crate::Error;
 use crate::layout::{GroupLayout, ParamSpec};
+use crate::{Error, ShardingStrategy};
+
+/// No parameter of more bytes is small.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// A parameter of several axes is small if it takes at most this part of a group as well: the default
+/// 25 MiB make it the same.
+const SMALL_PART_OF_A_GROUP: usize = 400;
 
 /// The communication plan of one wrapped module.
 #[derive(Clone, Debug)]
@@ -30,8 +37,9 @@ pub(crate) struct Group {
     /// Indices into [`Plan::params`].
     pub(crate) members: Vec<usize>,
     pub(crate) dtype: DType,
-    /// Whether it stays gathered from its first read to the end of the pass.
-    pub(crate) persistent: bool,
+    /// The module's, but [`ShardingStrategy::Replicated`] for small parameters under
+    /// [`ShardingStrategy::Full`].
+    pub(crate) strategy: ShardingStrategy,
     pub(crate) layout: GroupLayout,
 }
 
@@ -49,14 +57,14 @@ impl Plan {
     /// parameter larger than the cap is a group of its own. Groups hold one dtype, and either
     /// trainable or frozen parameters.
     ///
-    /// Parameters of at most `small_bytes` share groups of their own, wherever they are, which stay
-    /// gathered for the whole pass (DeepSpeed's `param_persistence_threshold`): norms and biases
-    /// are nothing to keep, but recomputing activations reads them out of turn, and each such read
-    /// would gather a whole layer.
+    /// Under [`ShardingStrategy::Full`] small parameters share groups of their own, wherever they are,
+    /// and are not sharded (DeepSpeed's `param_persistence_threshold`): norms and biases are nothing
+    /// to keep, recomputing activations reads them out of turn, which would gather a whole layer each
+    /// time, and some of Burn's norms look at the stored shape instead of reading the parameter.
     pub(crate) fn new(
         params: Vec<ParamSpec>,
+        strategy: ShardingStrategy,
         group_cap_bytes: usize,
-        small_bytes: usize,
         world_size: usize,
     ) -> Result<Self, Error> {
         for param in &params {
@@ -90,14 +98,16 @@ impl Plan {
             index: Arc::new(index),
         };
         // Groups of small parameters come first, so that by default they are reduced last.
-        let small = |plan: &Self, i: usize| plan.params[i].size_bytes() <= small_bytes;
+        let small = |plan: &Self, i: usize| {
+            strategy.shards_parameters() && is_small(&plan.params[i], group_cap_bytes)
+        };
         let all: Vec<usize> = (0..plan.params.len())
             .filter(|&i| small(&plan, i))
             .collect();
-        plan.push_groups(&all, true)?;
+        plan.push_groups(&all, ShardingStrategy::Replicated)?;
         for unit in units {
             let large: Vec<usize> = unit.filter(|&i| !small(&plan, i)).collect();
-            plan.push_groups(&large, false)?;
+            plan.push_groups(&large, strategy)?;
         }
         Ok(plan)
     }
@@ -118,7 +128,11 @@ impl Plan {
     }
 
     /// Adds one group per dtype and trainability of `candidates`.
-    fn push_groups(&mut self, candidates: &[usize], persistent: bool) -> Result<(), Error> {
+    fn push_groups(
+        &mut self,
+        candidates: &[usize],
+        strategy: ShardingStrategy,
+    ) -> Result<(), Error> {
         let kind = |plan: &Self, i: usize| (plan.params[i].dtype, plan.params[i].trainable);
         let mut kinds: Vec<(DType, bool)> = Vec::new();
         for &i in candidates {
@@ -148,11 +162,16 @@ impl Plan {
             self.groups.push(Group {
                 members,
                 dtype,
-                persistent,
+                strategy,
                 layout,
             });
         }
         Ok(())
+    }
+
+    /// What is done with one parameter.
+    pub(crate) fn strategy_of(&self, index: usize) -> ShardingStrategy {
+        self.groups[self.place[index].group].strategy
     }
 
     /// Index of each parameter by its path.
@@ -203,12 +222,23 @@ impl Plan {
                 param.path, param.dtype, param.shape
             );
             let frozen = if param.trainable { "" } else { ", frozen" };
-            write!(line, " in group {}{frozen}", place.group)
+            let kept = self.groups[place.group].strategy;
+            write!(line, " in group {} ({kept}){frozen}", place.group)
                 .expect("writing to a string should succeed");
             lines.push(line);
         }
         lines
     }
+}
+
+/// Whether a parameter stays whole under [`ShardingStrategy::Full`].
+fn is_small(param: &ParamSpec, group_cap_bytes: usize) -> bool {
+    let limit = if param.shape.len() <= 1 {
+        SMALL_BYTES
+    } else {
+        SMALL_BYTES.min(group_cap_bytes / SMALL_PART_OF_A_GROUP)
+    };
+    param.size_bytes() <= limit
 }
 
 /// Splits `range` into units of at most `cap` bytes along the module tree, see [`Plan::new`].
@@ -300,7 +330,7 @@ mod tests {
             spec("norm.gamma", 4),
             spec("norm.beta", 4),
         ];
-        let plan = Plan::new(params.clone(), 100 * 4, 0, 2).unwrap();
+        let plan = Plan::new(params.clone(), ShardingStrategy::Gradients, 100 * 4, 2).unwrap();
         assert_eq!(
             paths(&plan),
             vec![
@@ -311,11 +341,17 @@ mod tests {
             ]
         );
         // A smaller cap splits the layers, never a weight from its bias unless it must.
-        let plan = Plan::new(params.clone(), 50 * 4, 0, 2).unwrap();
+        let plan = Plan::new(params.clone(), ShardingStrategy::Gradients, 50 * 4, 2).unwrap();
         assert_eq!(paths(&plan)[1], ["layers.0.a.weight", "layers.0.a.bias"]);
         assert_eq!(paths(&plan)[2], ["layers.0.b.weight"]);
         // No cap: one group.
-        assert_eq!(Plan::new(params, usize::MAX, 0, 2).unwrap().groups.len(), 1);
+        assert_eq!(
+            Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 2)
+                .unwrap()
+                .groups
+                .len(),
+            1
+        );
     }
 
     #[test]
@@ -330,7 +366,12 @@ mod tests {
         params[9].trainable = false;
         for cap in [0, 1, 4, 60, 400, 1000, 5000, usize::MAX] {
             for world_size in 1..=4 {
-                let plan = Plan::new(params.clone(), cap, cap / 20, world_size).unwrap();
+                let strategy = if world_size % 2 == 0 {
+                    ShardingStrategy::Full
+                } else {
+                    ShardingStrategy::Gradients
+                };
+                let plan = Plan::new(params.clone(), strategy, cap, world_size).unwrap();
                 let mut seen = vec![0; params.len()];
                 for (g, group) in plan.groups.iter().enumerate() {
                     for (m, &index) in group.members.iter().enumerate() {
@@ -348,27 +389,48 @@ mod tests {
     }
 
     #[test]
-    fn small_parameters_share_one_group_that_persists() {
+    fn under_full_small_parameters_share_one_group_that_is_not_sharded() {
+        let matrix = |path: &str, rows: usize| ParamSpec {
+            shape: vec![rows, 10],
+            ..spec(path, 0)
+        };
         let params = vec![
-            spec("a.weight", 100),
+            matrix("a.weight", 10),
             spec("a.bias", 5),
-            spec("b.weight", 100),
-            spec("b.bias", 5),
+            matrix("b.weight", 10),
+            spec("b.bias", SMALL_BYTES / 4),
+            matrix("b.scale", 1),
+            spec("b.long", SMALL_BYTES / 4 + 1),
         ];
-        let plan = Plan::new(params, 100 * 4, 5 * 4, 2).unwrap();
+        let strategies = |plan: &Plan| -> Vec<ShardingStrategy> {
+            plan.groups.iter().map(|g| g.strategy).collect()
+        };
+        let (full, whole) = (ShardingStrategy::Full, ShardingStrategy::Replicated);
+        let plan = Plan::new(params.clone(), full, 100 * 4, 2).unwrap();
         assert_eq!(
             paths(&plan),
-            vec![vec!["a.bias", "b.bias"], vec!["a.weight"], vec!["b.weight"]]
+            vec![
+                vec!["a.bias", "b.bias"],
+                vec!["a.weight"],
+                vec!["b.weight"],
+                vec!["b.scale"],
+                vec!["b.long"]
+            ]
         );
-        let persistent: Vec<bool> = plan.groups.iter().map(|g| g.persistent).collect();
-        assert_eq!(persistent, [true, false, false]);
+        assert_eq!(strategies(&plan), [whole, full, full, full, full]);
+        // What is small beside a group is small, whatever its shape.
+        let plan = Plan::new(params.clone(), full, 40 * SMALL_PART_OF_A_GROUP, 2).unwrap();
+        assert_eq!(paths(&plan)[0], ["a.bias", "b.bias", "b.scale"]);
+        // Under the other strategies nothing is gained by it.
+        let plan = Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 2).unwrap();
+        assert_eq!(strategies(&plan), [ShardingStrategy::Gradients]);
     }
 
     #[test]
     fn a_shape_whose_bytes_overflow_is_refused_by_name() {
         let mut huge = spec("head.weight", 0);
         huge.shape = vec![1 << 40, 1 << 30];
-        let error = Plan::new(vec![huge], usize::MAX, 0, 2).unwrap_err();
+        let error = Plan::new(vec![huge], ShardingStrategy::Gradients, usize::MAX, 2).unwrap_err();
         assert!(error.to_string().contains("head.weight"), "{error}");
     }
 
@@ -377,7 +439,7 @@ mod tests {
         let messages = ProcessGroup::spawn(3, |group| {
             let numel = if group.rank() == 2 { 8 } else { 7 };
             let params = vec![spec("a", 3), spec("b.weight", numel), spec("c", 1)];
-            let plan = Plan::new(params, usize::MAX, 0, 3).unwrap();
+            let plan = Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 3).unwrap();
             plan.agree("zero2", &group).unwrap_err().to_string()
         })
         .unwrap();
@@ -391,7 +453,13 @@ mod tests {
     #[test]
     fn equal_plans_agree() {
         ProcessGroup::spawn(3, |group| {
-            let plan = Plan::new(vec![spec("a", 3), spec("b", 9)], usize::MAX, 0, 3).unwrap();
+            let plan = Plan::new(
+                vec![spec("a", 3), spec("b", 9)],
+                ShardingStrategy::Gradients,
+                usize::MAX,
+                3,
+            )
+            .unwrap();
             plan.agree("zero2", &group).unwrap();
         })
         .unwrap();

@@ -11,6 +11,7 @@ use burn::backend::autodiff::NodeId;
 use burn_shard_comm::{ReduceOp, Work};
 
 use crate::Error;
+use crate::anchor::Levels;
 use crate::context::Context;
 use crate::host::{HostBackend, HostTensor, PiecesMut, TensorSegments, pieces_mut};
 use crate::instance::Instance;
@@ -184,7 +185,7 @@ impl Reducer {
         });
         let shared: Arc<dyn burn_shard_comm::Segments> = Arc::clone(&input) as _;
         let communicator = context.group.communicator();
-        let work = if context.strategy.shards_gradients() {
+        let work = if plan.strategy.shards_gradients() {
             communicator.reduce_scatter(shared, ReduceOp::Mean)
         } else {
             communicator.all_reduce(shared, ReduceOp::Mean)
@@ -210,7 +211,8 @@ impl Reducer {
             .flat_map(|(_, t)| t)
             .map(|t| t.as_bytes().len())
             .sum();
-        if context.strategy.shards_gradients() {
+        let group = &context.plan.groups[flight.group];
+        if group.strategy.shards_gradients() {
             self.finish_reduce_scatter(context, flight)?;
         } else {
             self.finish_all_reduce(context, flight)?;
@@ -285,13 +287,17 @@ impl Reducer {
 
     /// Finishes the pass. A parameter that no rank read has no gradient, as in plain Burn; one that
     /// some ranks read has the average with zeros on every rank.
-    pub(crate) fn finish(&mut self, context: &Context) -> Result<Vec<(NodeId, HostTensor)>, Error> {
+    pub(crate) fn finish(
+        &mut self,
+        context: &Context,
+        levels: &mut Levels,
+    ) -> Result<Vec<(NodeId, HostTensor)>, Error> {
         while !self.in_flight.is_empty() {
             self.complete_oldest(context)?;
         }
         let mut used: Vec<u8> = self.params.iter().map(|c| u8::from(c.came > 0)).collect();
         context.group.all_reduce(&mut used, ReduceOp::Max)?;
-        self.agree_on_order(context)?;
+        self.agree_on_order(context, levels)?;
 
         let leaves = self.leaves.take().unwrap_or_default();
         let gradients = leaves
@@ -306,16 +312,21 @@ impl Reducer {
         Ok(gradients)
     }
 
-    /// Once: the order in which groups became ready on rank 0 replaces the module's own.
-    fn agree_on_order(&mut self, context: &Context) -> Result<(), Error> {
-        let Some(mut observed) = self.observed.take() else {
+    /// Once: the order in which groups became ready on rank 0 replaces the module's own, and its
+    /// count of levels the constant.
+    fn agree_on_order(&mut self, context: &Context, levels: &mut Levels) -> Result<(), Error> {
+        let (Some(mut observed), Some(counted)) = (self.observed.take(), levels.take_counted())
+        else {
             return Ok(());
         };
         observed.extend(self.order.iter().copied());
         let mut seen = vec![false; self.order.len()];
         observed.retain(|&group| !std::mem::replace(&mut seen[group], true));
-        let mut order: Vec<u64> = observed.iter().map(|&group| group as u64).collect();
-        context.group.broadcast(&mut order, 0)?;
+        let order = observed.iter().map(|&group| group as u64);
+        let mut agreed: Vec<u64> = order.chain(counted).collect();
+        context.group.broadcast(&mut agreed, 0)?;
+        let (order, counted) = agreed.split_at(observed.len());
+        levels.agree(counted);
         self.order = order
             .iter()
             .map(|&group| usize::try_from(group).expect("a group index should fit"))

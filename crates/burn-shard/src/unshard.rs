@@ -62,7 +62,7 @@ impl Unsharded {
         let bound = |gathered: &Gathered| Arc::ptr_eq(&gathered.shards, shards);
         if !self.groups[place.group].as_ref().is_some_and(bound) {
             self.groups[place.group] = None;
-            self.make_room(&context.plan);
+            self.make_room();
             self.groups[place.group] = Some(gather(context, place.group, shards, self.clock)?);
         }
         let gathered = self.groups[place.group]
@@ -74,14 +74,10 @@ impl Unsharded {
     }
 
     /// Drops groups of which every member was read, and the least recently read of the others.
-    /// Persistent groups stay.
-    fn make_room(&mut self, plan: &Plan) {
+    fn make_room(&mut self) {
         let mut waiting = Vec::new();
         for (index, slot) in self.groups.iter_mut().enumerate() {
             let Some(gathered) = slot else { continue };
-            if plan.groups[index].persistent {
-                continue;
-            }
             if gathered.unread.contains(&true) {
                 waiting.push((gathered.last_read, index));
             } else {

@@ -17,9 +17,6 @@ use crate::host::{HostTensor, PiecesMut, TensorSegments};
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
 
-/// A parameter that takes at most this part of a group is small: 64 KiB of the default 25 MiB.
-const SMALL_PART_OF_A_GROUP: usize = 400;
-
 /// Plans, distributes and attaches. Every rank calls it with the same kind of module.
 pub(crate) fn wrap<M: Module>(
     module: M,
@@ -115,16 +112,10 @@ fn check<M: Module>(
         });
     }
     let params = inspect(module, group.rank())?;
-    // Only gathered parameters gain from staying.
-    let small_bytes = if config.strategy.shards_parameters() {
-        config.group_cap_bytes / SMALL_PART_OF_A_GROUP
-    } else {
-        0
-    };
     Plan::new(
         params,
+        config.strategy,
         config.group_cap_bytes,
-        small_bytes,
         group.world_size(),
     )
 }
@@ -191,10 +182,10 @@ impl Distribute<'_> {
         let flat = self.flats[place.group].get_or_insert_with(|| {
             engine
                 .pool
-                .zeros(MemoryKind::Parameters, stored_len(engine, group) * size)
+                .zeros(MemoryKind::Parameters, stored_len(group) * size)
         });
-        let (offset, _) = stored(engine, member);
-        let part = if engine.strategy.shards_parameters() {
+        let (offset, _) = stored(group, member);
+        let part = if group.strategy.shards_parameters() {
             member.owned(engine.rank())
         } else {
             0..member.numel

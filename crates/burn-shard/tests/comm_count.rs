@@ -19,6 +19,9 @@ const WIDTH: usize = 16;
 /// Weight and bias of one layer.
 const LAYER_BYTES: u64 = (WIDTH * WIDTH + WIDTH) as u64 * 4;
 const MODEL_BYTES: u64 = DEPTH * LAYER_BYTES;
+/// What `Full` leaves whole, in one group, and what it shards.
+const BIAS_BYTES: u64 = DEPTH * WIDTH as u64 * 4;
+const WEIGHT_BYTES: u64 = MODEL_BYTES - BIAS_BYTES;
 
 /// One group per layer, each of two tensors.
 fn one_group_per_layer(strategy: ShardingStrategy) -> ShardConfig {
@@ -148,12 +151,14 @@ fn zero3_receives_3_shares_of_the_model_less_what_backward_need_not_gather_again
         for (tracked_input, gathered_again) in [(false, DEPTH - 2), (true, DEPTH - 1)] {
             let config = one_group_per_layer(ShardingStrategy::Full);
             let [_, step] = steps(group, config, tracked_input);
-            let forward = (Collective::AllGather, DEPTH, shares(MODEL_BYTES, n));
+            let forward = (Collective::AllGather, DEPTH, shares(WEIGHT_BYTES, n));
             assert_traffic("forward", step.forward, &[forward]);
-            let again = shares(gathered_again * LAYER_BYTES, n);
+            let again = shares(gathered_again * WEIGHT_BYTES / DEPTH, n);
             let again = (Collective::AllGather, gathered_again, again);
-            let gradients = (Collective::ReduceScatter, DEPTH, shares(MODEL_BYTES, n));
-            assert_traffic("backward", step.backward, &[again, gradients, usage(n)]);
+            let weights = (Collective::ReduceScatter, DEPTH, shares(WEIGHT_BYTES, n));
+            let biases = (Collective::AllReduce, 1, 2 * shares(BIAS_BYTES, n));
+            let backward = [again, weights, biases, usage(n)];
+            assert_traffic("backward", step.backward, &backward);
             assert_traffic("optimizer", step.optimizer, &[]);
         }
     });
@@ -164,7 +169,8 @@ fn only_the_first_backward_agrees_on_the_order_by_one_broadcast() {
     for strategy in ShardingStrategy::ALL {
         for_world_sizes(|group, n| {
             let [first, third] = steps(group, one_group_per_layer(strategy), false);
-            let received = if group.rank() == 0 { 0 } else { DEPTH * 8 };
+            let groups = DEPTH + u64::from(strategy == ShardingStrategy::Full);
+            let received = if group.rank() == 0 { 0 } else { groups * 16 };
             assert_eq!(
                 of(first.backward, Collective::Broadcast),
                 (1, received),
@@ -216,7 +222,7 @@ fn reading_the_full_module_gathers_each_group_once_under_zero3_only() {
             let start = group.traffic();
             let _full = model.unsharded();
             let gathers = if strategy == ShardingStrategy::Full {
-                vec![(Collective::AllGather, DEPTH, shares(MODEL_BYTES, n))]
+                vec![(Collective::AllGather, DEPTH, shares(WEIGHT_BYTES, n))]
             } else {
                 vec![]
             };

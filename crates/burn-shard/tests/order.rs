@@ -194,12 +194,16 @@ fn width(layer: usize) -> usize {
 
 /// Elements of layer `layer`.
 fn numel(layer: usize) -> usize {
-    width(layer) * width(layer + 1) + width(layer + 1)
+    width(layer) * width(layer + 1)
 }
 
 impl Reversed {
     fn new(device: &Device) -> Self {
-        let layer = |i| LinearConfig::new(width(i), width(i + 1)).init(device);
+        let layer = |i| {
+            LinearConfig::new(width(i), width(i + 1))
+                .with_bias(false)
+                .init(device)
+        };
         Self {
             layers: (0..DEPTH).rev().map(layer).collect(),
         }

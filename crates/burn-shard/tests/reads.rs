@@ -9,7 +9,10 @@ mod mlp;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{Module, Param};
-use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, GroupNorm, GroupNormConfig, Linear,
+    LinearConfig, PRelu, PReluConfig, RmsNorm, RmsNormConfig,
+};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
@@ -17,7 +20,7 @@ use burn::prelude::*;
 use burn::tensor::activation::gelu;
 use burn::tensor::{DType, FloatDType};
 use burn_shard::{MemoryKind, Oss, ProcessGroup, ShardConfig, ShardedModule, ShardingStrategy};
-use common::{Batch, OddNet, assert_bits, gradients, plain_dp_gradients, shards_of, values};
+use common::{Batch, OddNet, assert_bits, gradients, own_gradients, plain_dp_gradients, values};
 use mlp::{Mlp, input};
 
 const WIDTH: usize = 6;
@@ -85,13 +88,7 @@ impl<M: Module> Pair<M> {
         );
         let grads = GradientsParams::from_grads(own.backward(), &model);
         let plain_grads = plain_dp_gradients(&expected, &plain, model.group());
-        let mut expected = gradients(&plain, &plain_grads);
-        if matches!(
-            model.strategy(),
-            ShardingStrategy::Gradients | ShardingStrategy::Full
-        ) {
-            expected = shards_of(&expected, model.group());
-        }
+        let expected = own_gradients(&gradients(&plain, &plain_grads), &model);
         assert_bits(&what, steps, &gradients(&model, &grads), &expected);
         model = oss.step(0.1, model, grads);
         plain = stock.step(0.1, plain, plain_grads);
@@ -552,5 +549,38 @@ fn with_dropout_the_loss_stays_finite_and_falls() {
                 .forward(input(2, WIDTH, 0, &Device::flex()))
         };
         assert_eq!(common::bits(evaluate()), common::bits(evaluate()));
+    });
+}
+
+/// Layers of Burn that look at the shape of a stored parameter before, or instead of, reading it.
+#[derive(Module, Debug)]
+struct Norms {
+    input: Linear,
+    rms: RmsNorm,
+    batch: BatchNorm,
+    group: GroupNorm,
+    relu: PRelu,
+}
+
+#[test]
+fn norms_that_look_at_the_stored_shape_equal_the_plain_module() {
+    for_all(|group, strategy| {
+        let device = device();
+        let norms = Norms {
+            input: LinearConfig::new(WIDTH, WIDTH).init(&device),
+            rms: RmsNormConfig::new(WIDTH).init(&device),
+            batch: BatchNormConfig::new(WIDTH).init(&device),
+            group: GroupNormConfig::new(3, WIDTH).init(&device),
+            relu: PReluConfig::new().with_num_parameters(WIDTH).init(&device),
+        };
+        let mut pair = Pair::new(norms, strategy, group);
+        for step in 0..4 {
+            pair = pair.step(|net| {
+                let x = net.rms.forward(net.input.forward(x(group, step)));
+                let x = net.batch.forward::<3>(x.reshape([3, WIDTH, 1]));
+                let x = net.relu.forward(net.group.forward::<3>(x));
+                (x - 1.0).powi_scalar(2).mean()
+            });
+        }
     });
 }

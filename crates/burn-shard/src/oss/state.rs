@@ -134,8 +134,9 @@ impl Moments {
 /// Where the state of this rank's elements of a parameter lies in its group's moments.
 pub(super) fn elements(engine: &Engine, index: usize) -> std::ops::Range<usize> {
     let Place { group, member } = engine.plan.place[index];
-    let member = &engine.plan.groups[group].layout.members[member];
-    if engine.strategy.shards_optimizer() {
+    let group = &engine.plan.groups[group];
+    let member = &group.layout.members[member];
+    if group.strategy.shards_optimizer() {
         member.shard_offset..member.shard_offset + member.owned(engine.rank()).len()
     } else {
         member.full_offset..member.full_offset + member.numel
@@ -145,7 +146,7 @@ pub(super) fn elements(engine: &Engine, index: usize) -> std::ops::Range<usize> 
 /// Bytes of one moment of a group.
 pub(super) fn moment_bytes(engine: &Engine, group: usize) -> usize {
     let group = &engine.plan.groups[group];
-    let elements = if engine.strategy.shards_optimizer() {
+    let elements = if group.strategy.shards_optimizer() {
         group.layout.shard_len
     } else {
         group.layout.full_len

@@ -81,8 +81,9 @@ struct Owned {
 impl Owned {
     fn of(engine: &Engine, index: usize) -> Self {
         let place = engine.plan.place[index];
-        let member = &engine.plan.groups[place.group].layout.members[place.member];
-        let strategy = engine.strategy;
+        let group = &engine.plan.groups[place.group];
+        let member = &group.layout.members[place.member];
+        let strategy = group.strategy;
         let owned = if strategy.shards_optimizer() {
             member.owned(engine.rank())
         } else {
@@ -113,7 +114,7 @@ fn check(engine: &Engine, jobs: &[Option<Job>]) -> Result<(), Error> {
         let Some(job) = job else { continue };
         let spec = &engine.plan.params[index];
         let shape = spec.shard_shape(engine.plan.world_size);
-        let expected = if engine.strategy.shards_gradients() {
+        let expected = if engine.plan.strategy_of(index).shards_gradients() {
             shape.iter().product()
         } else {
             spec.numel()
@@ -158,7 +159,7 @@ impl GroupStep<'_> {
         }
         if Arc::get_mut(flat).is_none() {
             // A clone of the module shares the buffer and must keep its values.
-            let len = stored_len(self.engine, group) * group.dtype.size_bytes();
+            let len = stored_len(group) * group.dtype.size_bytes();
             let mut copy = self.engine.pool.zeros(MemoryKind::Parameters, len);
             copy.bytes_mut().copy_from_slice(&flat[..len]);
             *flat = copy.freeze();
@@ -171,7 +172,7 @@ impl GroupStep<'_> {
             let moments = &mut state.groups[self.group];
             self.step_param(index, job, bytes, &mut state.params[index], moments)?;
         }
-        if self.engine.strategy.gathers_after_step() {
+        if group.strategy.gathers_after_step() {
             self.all_gather(bytes, &stepped)?;
         }
         Ok(())

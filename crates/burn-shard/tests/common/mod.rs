@@ -18,7 +18,7 @@ use burn::nn::{
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::activation::gelu;
-use burn_shard::{ProcessGroup, ReduceOp, ShardingStrategy};
+use burn_shard::{ProcessGroup, ReduceOp, ShardedModule, ShardingStrategy};
 
 /// Bits of every float parameter by path, in the order of the module.
 pub type Bits = Vec<(String, Vec<u32>)>;
@@ -149,16 +149,32 @@ pub fn ids<M: Module>(module: &M) -> Vec<(String, ParamId)> {
         .collect()
 }
 
-/// This rank's shard of each full parameter (or gradient), zeros as padding.
-pub fn shards_of(full: &Bits, group: &ProcessGroup) -> Bits {
-    let shard = |values: &Vec<u32>| {
+/// Whether the strategy leaves one parameter, or what `path` names of its state, whole on every rank:
+/// `Full` does so with vectors.
+pub fn is_whole<M: Module>(model: &ShardedModule<M>, path: &str) -> bool {
+    let mut params = model.params().iter();
+    let param = params.find(|param| format!("{path}.").starts_with(&format!("{}.", param.path)));
+    model.strategy() == ShardingStrategy::Full && param.unwrap().shape.len() <= 1
+}
+
+/// What this rank should have of each averaged gradient: its shard with zeros as padding, or all.
+pub fn own_gradients<M: Module>(full: &Bits, model: &ShardedModule<M>) -> Bits {
+    let sharded = matches!(
+        model.strategy(),
+        ShardingStrategy::Gradients | ShardingStrategy::Full
+    );
+    let group = model.group();
+    let own = |path: &str, values: &Vec<u32>| {
+        if !sharded || is_whole(model, path) {
+            return values.clone();
+        }
         let len = values.len().div_ceil(group.world_size());
         let mut padded = values.clone();
         padded.resize(len * group.world_size(), 0);
         padded[group.rank() * len..][..len].to_vec()
     };
     full.iter()
-        .map(|(path, values)| (path.clone(), shard(values)))
+        .map(|(path, values)| (path.clone(), own(path, values)))
         .collect()
 }
 
