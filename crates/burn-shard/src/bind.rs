@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::backend::flex::Flex;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bytes, Device, GradientCheckpointingStrategy, Tensor};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use crate::attach::Path;
 use crate::engine::Engine;
-use crate::host::{HostBackend, HostTensor};
+use crate::flat::{Flat, FlatTensor, from_flat, to_flat};
+use crate::host::HostTensor;
 use crate::layout::MemberLayout;
 use crate::memory::MemoryKind;
 use crate::plan::Group;
@@ -19,8 +19,8 @@ use crate::plan::Group;
 #[derive(Debug)]
 pub(crate) struct Detached {
     pub(crate) id: ParamId,
-    pub(crate) tensor: HostTensor,
-    pub(crate) gradient: Option<HostTensor>,
+    pub(crate) tensor: FlatTensor,
+    pub(crate) gradient: Option<FlatTensor>,
     state: AutodiffState,
 }
 
@@ -49,18 +49,6 @@ impl AutodiffState {
                 .set_require_grad(self.require_grad),
         }
     }
-}
-
-pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> HostTensor {
-    let primitive = tensor
-        .without_autodiff()
-        .try_into_primitive::<Flex>()
-        .expect("the module should be on the flex backend, the only one this build has");
-    Flex::to_host(primitive)
-}
-
-pub(crate) fn from_host<const D: usize>(tensor: HostTensor) -> Tensor<D> {
-    Tensor::from_primitive::<Flex>(Flex::from_host(tensor))
 }
 
 /// Takes every planned parameter out of `module`, with its gradient from `gradients`. What remains
@@ -108,8 +96,8 @@ impl ModuleMapper for Detach<'_> {
         let (id, tensor, mapper) = param.consume();
         let state = AutodiffState::of(&tensor);
         let placeholder = Tensor::<D>::zeros([0; D], &without_autodiff(&tensor));
-        let gradient = self.gradients.remove::<D>(id).map(to_host);
-        let tensor = to_host(tensor);
+        let gradient = self.gradients.remove::<D>(id).map(to_flat);
+        let tensor = to_flat(tensor);
         self.detached[index] = Some(Detached {
             id,
             tensor,
@@ -128,7 +116,7 @@ fn without_autodiff<const D: usize>(tensor: &Tensor<D>) -> Device {
 pub(crate) fn bind<M: Module>(
     engine: &Engine,
     skeleton: M,
-    tensors: Vec<(HostTensor, AutodiffState)>,
+    tensors: Vec<(FlatTensor, AutodiffState)>,
 ) -> M {
     skeleton.map(&mut Bind {
         index: engine.plan.index(),
@@ -140,7 +128,7 @@ pub(crate) fn bind<M: Module>(
 struct Bind {
     index: Arc<HashMap<String, usize>>,
     path: Path,
-    tensors: Vec<Option<(HostTensor, AutodiffState)>>,
+    tensors: Vec<Option<(FlatTensor, AutodiffState)>>,
 }
 
 impl ModuleMapper for Bind {
@@ -160,14 +148,14 @@ impl ModuleMapper for Bind {
             return param;
         };
         let (id, _, mapper) = param.consume();
-        Param::from_mapped_value(id, state.lift(from_host(tensor)), mapper)
+        Param::from_mapped_value(id, state.lift(from_flat(tensor)), mapper)
     }
 }
 
 /// The stored tensors of a module, one flat buffer per group.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    pub(crate) flats: Vec<Arc<Bytes>>,
+    pub(crate) flats: Vec<Flat>,
     states: Vec<AutodiffState>,
 }
 
@@ -190,7 +178,7 @@ pub(crate) fn stored_len(group: &Group) -> usize {
 }
 
 impl Storage {
-    pub(crate) fn new(flats: Vec<Arc<Bytes>>, states: Vec<AutodiffState>) -> Self {
+    pub(crate) fn new(flats: Vec<Flat>, states: Vec<AutodiffState>) -> Self {
         Self { flats, states }
     }
 
@@ -223,8 +211,8 @@ impl Storage {
             } else {
                 param.shape.clone()
             };
-            let flat = Arc::clone(&self.flats[place.group]);
-            (HostTensor::view(flat, offset, &shape, group.dtype), state)
+            let flat = &self.flats[place.group];
+            (flat.view(offset, &shape, group.dtype), state)
         });
         let views = views.collect();
         drop(self.flats);
@@ -232,16 +220,16 @@ impl Storage {
     }
 }
 
-fn pack_group(engine: &Engine, group: &Group, detached: &[Detached]) -> Arc<Bytes> {
+fn pack_group(engine: &Engine, group: &Group, detached: &[Detached]) -> Flat {
     let len = stored_len(group);
     let flat_of = |(member, &index): (&MemberLayout, &usize)| {
         detached[index].tensor.flat(stored(group, member).0, len)
     };
     let mut flats = group.layout.members.iter().zip(&group.members).map(flat_of);
     if let Some(Some(first)) = flats.next()
-        && flats.all(|flat| flat.is_some_and(|flat| Arc::ptr_eq(first, flat)))
+        && flats.all(|flat| flat.is_some_and(|flat| first.is(&flat)))
     {
-        return Arc::clone(first);
+        return first;
     }
     let size = group.dtype.size_bytes();
     let mut buffer = engine.pool.zeros(MemoryKind::Parameters, len * size);
@@ -256,8 +244,9 @@ fn pack_group(engine: &Engine, group: &Group, detached: &[Detached]) -> Arc<Byte
             engine.rank(),
             engine.plan.params[index].path,
         );
+        let tensor: HostTensor = tensor.clone().into_host();
         buffer.bytes_mut()[offset * size..(offset + numel) * size]
             .copy_from_slice(tensor.as_bytes());
     }
-    buffer.freeze()
+    engine.memory.place(buffer.freeze())
 }

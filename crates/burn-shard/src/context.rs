@@ -7,6 +7,7 @@ use burn_shard_comm::{DType, ProcessGroup};
 
 use crate::ShardingStrategy;
 use crate::buffer::Pool;
+use crate::flat::Memory;
 use crate::host::HostTensor;
 use crate::memory::{Ledger, MemoryKind};
 use crate::plan::Plan;
@@ -15,6 +16,7 @@ use crate::plan::Plan;
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) group: ProcessGroup,
+    pub(crate) memory: Memory,
     pub(crate) strategy: ShardingStrategy,
     pub(crate) plan: Plan,
     pub(crate) ledger: Arc<Ledger>,
@@ -22,12 +24,18 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(group: ProcessGroup, strategy: ShardingStrategy, plan: Plan) -> Self {
+    pub(crate) fn new(
+        group: ProcessGroup,
+        memory: Memory,
+        strategy: ShardingStrategy,
+        plan: Plan,
+    ) -> Self {
         let ledger = Arc::new(Ledger::default());
         let pool = Pool::new(Arc::clone(&ledger));
         pool.set_cap_bytes(idle_bytes(&plan, strategy));
         Self {
             group,
+            memory,
             strategy,
             plan,
             ledger,

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::anchor::{Levels, Pass};
 use crate::context::Context;
-use crate::host::{HostBackend, HostTensor};
+use crate::flat::{FlatBackend, FlatTensor, Memory};
 use crate::instance::Instance;
 use crate::ops::Hook;
 use crate::plan::Plan;
@@ -47,7 +47,12 @@ impl Deref for Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(group: ProcessGroup, strategy: ShardingStrategy, plan: Plan) -> Arc<Self> {
+    pub(crate) fn new(
+        group: ProcessGroup,
+        memory: Memory,
+        strategy: ShardingStrategy,
+        plan: Plan,
+    ) -> Arc<Self> {
         let state = State {
             pass: None,
             levels: Levels::new(plan.groups.len()),
@@ -56,7 +61,7 @@ impl Engine {
         };
         Arc::new(Self {
             instance: Mutex::new(Instance::new(plan.params.len())),
-            context: Context::new(group, strategy, plan),
+            context: Context::new(group, memory, strategy, plan),
             state: Mutex::new(state),
         })
     }
@@ -103,17 +108,17 @@ impl Engine {
     }
 
     /// The full parameter of a shard: from its group if that is gathered, else by gathering it.
-    pub(crate) fn unshard(&self, index: usize, shard: &HostTensor) -> Result<HostTensor, Error> {
+    pub(crate) fn unshard(&self, index: usize, shard: &FlatTensor) -> Result<FlatTensor, Error> {
         self.state.lock().unsharded.get(self, index, shard)
     }
 
     /// Takes the gradient of one read; reduces whichever groups are complete by it.
-    pub(crate) fn gradient<B: HostBackend>(
+    pub(crate) fn gradient<B: FlatBackend>(
         &self,
         hook: &Hook,
         leaf: NodeId,
         number: usize,
-        gradient: HostTensor,
+        gradient: FlatTensor,
     ) -> Result<(), Error> {
         let mut state = self.state.lock();
         let State {
@@ -124,10 +129,10 @@ impl Engine {
     }
 
     /// Ends a backward pass: reduces what is left, and returns the gradients to register.
-    pub(crate) fn finish_backward<B: HostBackend>(
+    pub(crate) fn finish_backward<B: FlatBackend>(
         &self,
         hook: &Hook,
-    ) -> Result<Vec<(NodeId, HostTensor)>, Error> {
+    ) -> Result<Vec<(NodeId, FlatTensor)>, Error> {
         let mut state = self.state.lock();
         state.pass = None;
         let State {

@@ -50,6 +50,18 @@ pub enum Error {
         rank: usize,
     },
 
+    /// The module is on a backend that this build cannot shard on.
+    #[error(
+        "rank {rank}: the module is on {device}, and this build shards modules on the flex backend \
+         (features `wgpu` and `cuda` add CubeCL's; not with Burn's `fusion`)"
+    )]
+    UnsupportedBackend {
+        /// This rank.
+        rank: usize,
+        /// Burn's name of the device.
+        device: String,
+    },
+
     /// A shape whose bytes overflow the address space.
     #[error("parameter `{path}`: its size in bytes overflows")]
     TooLarge {

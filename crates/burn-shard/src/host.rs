@@ -1,9 +1,8 @@
-//! Tensors as host bytes: the border between Burn's primitives and the communicator.
+//! Tensors in host memory: those of the `flex` backend, and what collectives read and write.
 
 use std::sync::Arc;
 
-use burn::backend::flex::{Flex, FlexTensor, Layout};
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType as BurnDType, Shape};
 use burn_shard_comm::{DType, Segments, SegmentsMut};
 
@@ -51,8 +50,42 @@ impl HostTensor {
         }
     }
 
+    /// Without a copy where the tensor is contiguous.
+    pub(crate) fn from_flex(tensor: FlexTensor) -> Self {
+        let tensor = if tensor.is_contiguous() {
+            tensor
+        } else {
+            tensor.to_contiguous()
+        };
+        let dtype = dtype_of(tensor.dtype()).expect("a float tensor should have a float dtype");
+        Self {
+            offset: tensor.layout().start_offset() * dtype.size_bytes(),
+            shape: tensor.layout().shape().clone(),
+            dtype,
+            bytes: tensor.data_arc(),
+        }
+    }
+
+    /// Without a copy.
+    pub(crate) fn into_flex(self) -> FlexTensor {
+        let Self {
+            bytes,
+            offset,
+            shape,
+            dtype,
+        } = self;
+        let strides = Layout::contiguous(shape.clone()).strides().to_vec();
+        let layout = Layout::new(shape, strides, offset / dtype.size_bytes());
+        FlexTensor::from_arc(bytes, layout, burn_dtype(dtype))
+    }
+
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn shape(&self) -> &[usize] {
+        self.shape.as_slice()
     }
 
     pub(crate) fn numel(&self) -> usize {
@@ -90,43 +123,6 @@ pub(crate) fn aligned(bytes: &[u8]) -> Bytes {
     copy
 }
 
-/// Backends whose float tensors can be read and made from host memory.
-pub(crate) trait HostBackend: Backend {
-    /// Without a copy where the tensor is contiguous.
-    fn to_host(tensor: FloatTensor<Self>) -> HostTensor;
-    /// Without a copy.
-    fn from_host(tensor: HostTensor) -> FloatTensor<Self>;
-}
-
-impl HostBackend for Flex {
-    fn to_host(tensor: FlexTensor) -> HostTensor {
-        let tensor = if tensor.is_contiguous() {
-            tensor
-        } else {
-            tensor.to_contiguous()
-        };
-        let dtype = dtype_of(tensor.dtype()).expect("a float tensor should have a float dtype");
-        HostTensor {
-            offset: tensor.layout().start_offset() * dtype.size_bytes(),
-            shape: tensor.layout().shape().clone(),
-            dtype,
-            bytes: tensor.data_arc(),
-        }
-    }
-
-    fn from_host(tensor: HostTensor) -> FlexTensor {
-        let HostTensor {
-            bytes,
-            offset,
-            shape,
-            dtype,
-        } = tensor;
-        let strides = Layout::contiguous(shape.clone()).strides().to_vec();
-        let layout = Layout::new(shape, strides, offset / dtype.size_bytes());
-        FlexTensor::from_arc(bytes, layout, burn_dtype(dtype))
-    }
-}
-
 /// The communicator's name for a Burn float dtype.
 pub(crate) fn dtype_of(dtype: BurnDType) -> Option<DType> {
     #[allow(
@@ -142,7 +138,7 @@ pub(crate) fn dtype_of(dtype: BurnDType) -> Option<DType> {
     }
 }
 
-fn burn_dtype(dtype: DType) -> BurnDType {
+pub(crate) fn burn_dtype(dtype: DType) -> BurnDType {
     match dtype {
         DType::F32 => BurnDType::F32,
         DType::F64 => BurnDType::F64,

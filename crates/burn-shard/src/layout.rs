@@ -82,9 +82,15 @@ impl MemberLayout {
 }
 
 impl GroupLayout {
-    /// Lays out parameters of `numels` elements of `dtype`. `None` if a length overflows `usize`.
-    pub(crate) fn new(numels: &[usize], dtype: DType, world_size: usize) -> Option<Self> {
-        let align = ALIGN_BYTES / dtype.size_bytes();
+    /// Lays out parameters of `numels` elements of `dtype`, aligned to `align_bytes` (a power of two)
+    /// or [`ALIGN_BYTES`], whichever is more. `None` if a length overflows `usize`.
+    pub(crate) fn new(
+        numels: &[usize],
+        dtype: DType,
+        align_bytes: usize,
+        world_size: usize,
+    ) -> Option<Self> {
+        let align = align_bytes.max(ALIGN_BYTES) / dtype.size_bytes();
         let mut layout = Self {
             members: Vec::new(),
             shard_len: 0,
@@ -121,7 +127,7 @@ mod tests {
     fn shards_cover_every_element_once_whatever_the_size() {
         for world_size in 1..=9 {
             for numel in (0..70).chain([97, 1009, 1 << 31, (1 << 33) + 7, (1 << 40) + 1]) {
-                let layout = GroupLayout::new(&[numel], DType::F32, world_size).unwrap();
+                let layout = GroupLayout::new(&[numel], DType::F32, 1, world_size).unwrap();
                 let member = layout.members[0];
                 let mut next = 0;
                 for rank in 0..world_size {
@@ -142,7 +148,7 @@ mod tests {
         for dtype in [DType::F64, DType::F32, DType::BF16] {
             for world_size in 1..=5 {
                 let numels = [0, 1, 2, 15, 16, 17, 0, 255, 1021, 3];
-                let layout = GroupLayout::new(&numels, dtype, world_size).unwrap();
+                let layout = GroupLayout::new(&numels, dtype, 1, world_size).unwrap();
                 let (mut shard_end, mut full_end) = (0, 0);
                 for member in &layout.members {
                     assert!(member.shard_offset >= shard_end && member.full_offset >= full_end);
@@ -159,11 +165,11 @@ mod tests {
     #[test]
     fn sizes_beyond_32_bits_keep_their_offsets_and_overflow_is_noticed() {
         let numels = [(1 << 32) + 3, (1 << 33) + 1];
-        let layout = GroupLayout::new(&numels, DType::F32, 3).unwrap();
+        let layout = GroupLayout::new(&numels, DType::F32, 1, 3).unwrap();
         assert_eq!(layout.members[0].shard_numel, 1_431_655_767);
         assert_eq!(layout.members[1].full_offset, 4_294_967_312);
         assert_eq!(layout.members[1].owned(2).end, (1 << 33) + 1);
-        assert_eq!(GroupLayout::new(&[usize::MAX / 2], DType::F32, 2), None);
+        assert_eq!(GroupLayout::new(&[usize::MAX / 2], DType::F32, 1, 2), None);
     }
 
     #[test]

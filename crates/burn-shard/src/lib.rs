@@ -63,8 +63,11 @@ mod bind;
 mod buffer;
 mod config;
 mod context;
+#[cfg(feature = "cubecl")]
+mod device;
 mod engine;
 mod error;
+mod flat;
 mod host;
 mod instance;
 mod layout;

@@ -21,7 +21,7 @@ use burn::backend::{Autodiff, Backend, backend_extension, flex::Flex, tensor::Fl
 
 use crate::engine::Engine;
 use crate::error::or_panic;
-use crate::host::HostBackend;
+use crate::flat::FlatBackend;
 use crate::instance::Instance;
 
 /// Which parameter an operation reads, and on whose behalf.
@@ -66,7 +66,7 @@ impl TapeHook {
 
 /// Operations this crate adds to Burn's backends. Not for users: `ShardedModule` calls them.
 #[doc(hidden)]
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cubecl"), Autodiff)]
 pub(crate) trait ShardOps: Backend {
     /// This rank's shard -> the full parameter (a collective). Its adjoint is the reduce-scatter.
     fn unshard(
@@ -90,38 +90,47 @@ pub(crate) trait ShardOps: Backend {
     fn note_leaf(parameter: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
 }
 
-impl ShardOps for Flex {
-    fn unshard(
-        shard: FloatTensor<Self>,
-        _anchor: FloatTensor<Self>,
-        _begin: FloatTensor<Self>,
-        hook: Hook,
-    ) -> FloatTensor<Self> {
-        let full = hook.engine.unshard(hook.index, &Self::to_host(shard));
-        Self::from_host(or_panic(full))
-    }
+/// Without a graph nothing but the gather is left of the operations.
+macro_rules! without_graph {
+    ($backend:ty) => {
+        impl ShardOps for $backend {
+            fn unshard(
+                shard: FloatTensor<Self>,
+                _anchor: FloatTensor<Self>,
+                _begin: FloatTensor<Self>,
+                hook: Hook,
+            ) -> FloatTensor<Self> {
+                let full = hook.engine.unshard(hook.index, &Self::to_flat(shard));
+                Self::from_flat(or_panic(full))
+            }
 
-    fn watch(
-        parameter: FloatTensor<Self>,
-        _anchor: FloatTensor<Self>,
-        _begin: FloatTensor<Self>,
-        _hook: Hook,
-    ) -> FloatTensor<Self> {
-        parameter
-    }
+            fn watch(
+                parameter: FloatTensor<Self>,
+                _anchor: FloatTensor<Self>,
+                _begin: FloatTensor<Self>,
+                _hook: Hook,
+            ) -> FloatTensor<Self> {
+                parameter
+            }
 
-    fn deepen(anchor: FloatTensor<Self>) -> FloatTensor<Self> {
-        anchor
-    }
+            fn deepen(anchor: FloatTensor<Self>) -> FloatTensor<Self> {
+                anchor
+            }
 
-    fn begin_pass(token: FloatTensor<Self>, _hook: Hook) -> FloatTensor<Self> {
-        token
-    }
+            fn begin_pass(token: FloatTensor<Self>, _hook: Hook) -> FloatTensor<Self> {
+                token
+            }
 
-    fn note_leaf(parameter: FloatTensor<Self>, _hook: Hook) -> FloatTensor<Self> {
-        parameter
-    }
+            fn note_leaf(parameter: FloatTensor<Self>, _hook: Hook) -> FloatTensor<Self> {
+                parameter
+            }
+        }
+    };
 }
+
+without_graph!(Flex);
+#[cfg(feature = "cubecl")]
+without_graph!(burn_cubecl::CubeBackend);
 
 /// Backward step of a read: hands the gradient of one use to the engine.
 #[derive(Debug)]
@@ -135,7 +144,7 @@ struct Use {
     leaf: NodeId,
 }
 
-impl<B: ShardOps + HostBackend> Backward<B, 3> for Read {
+impl<B: ShardOps + FlatBackend> Backward<B, 3> for Read {
     type State = Use;
 
     fn backward(self, ops: Ops<Use, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -147,7 +156,7 @@ impl<B: ShardOps + HostBackend> Backward<B, 3> for Read {
             let hook = hook.hook();
             or_panic(
                 hook.engine
-                    .gradient::<B>(&hook, leaf, number, B::to_host(grad)),
+                    .gradient::<B>(&hook, leaf, number, B::to_flat(grad)),
             );
         }
     }
@@ -182,7 +191,7 @@ impl<B: ShardOps> RetroForward for Regather<B> {
     }
 }
 
-impl<B: ShardOps + HostBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, C> {
+impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, C> {
     fn unshard(
         shard: FloatTensor<Self>,
         anchor: FloatTensor<Self>,
@@ -263,13 +272,13 @@ impl<B: ShardOps + HostBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
     fn begin_pass(token: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {
         #[derive(Debug)]
         struct Begin;
-        impl<B: HostBackend> Backward<B, 1> for Begin {
+        impl<B: FlatBackend> Backward<B, 1> for Begin {
             type State = TapeHook;
             fn backward(self, ops: Ops<TapeHook, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
                 // No gradient was ever registered for this node; the step runs all the same.
                 let hook = ops.state.hook();
                 for (leaf, gradient) in or_panic(hook.engine.finish_backward::<B>(&hook)) {
-                    grads.register::<B>(leaf, B::from_host(gradient));
+                    grads.register::<B>(leaf, B::from_flat(gradient));
                 }
             }
         }

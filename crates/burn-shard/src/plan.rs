@@ -28,6 +28,8 @@ pub(crate) struct Plan {
     /// For each parameter, its group and its place among the group's members.
     pub(crate) place: Vec<Place>,
     pub(crate) world_size: usize,
+    /// What tensors in flat buffers are aligned to, at least.
+    align_bytes: usize,
     index: Arc<HashMap<String, usize>>,
 }
 
@@ -65,6 +67,7 @@ impl Plan {
         params: Vec<ParamSpec>,
         strategy: ShardingStrategy,
         group_cap_bytes: usize,
+        align_bytes: usize,
         world_size: usize,
     ) -> Result<Self, Error> {
         for param in &params {
@@ -94,6 +97,7 @@ impl Plan {
             ],
             params,
             groups: Vec::new(),
+            align_bytes,
             world_size,
             index: Arc::new(index),
         };
@@ -148,11 +152,10 @@ impl Plan {
                 .collect();
             let numels: Vec<usize> = members.iter().map(|&i| self.params[i].numel()).collect();
             let (dtype, _) = of_kind;
-            let layout = GroupLayout::new(&numels, dtype, self.world_size).ok_or_else(|| {
-                Error::TooLarge {
+            let layout = GroupLayout::new(&numels, dtype, self.align_bytes, self.world_size)
+                .ok_or_else(|| Error::TooLarge {
                     path: self.params[members[0]].path.clone(),
-                }
-            })?;
+                })?;
             for (member, &index) in members.iter().enumerate() {
                 self.place[index] = Place {
                     group: self.groups.len(),
@@ -213,8 +216,8 @@ impl Plan {
     /// One line per fact that all ranks must share, in plan order.
     fn describe(&self, strategy: &str) -> Vec<String> {
         let mut lines = vec![format!(
-            "strategy {strategy}, world_size {}",
-            self.world_size
+            "strategy {strategy}, world_size {}, alignment {}",
+            self.world_size, self.align_bytes
         )];
         for (param, place) in self.params.iter().zip(&self.place) {
             let mut line = format!(
@@ -330,7 +333,7 @@ mod tests {
             spec("norm.gamma", 4),
             spec("norm.beta", 4),
         ];
-        let plan = Plan::new(params.clone(), ShardingStrategy::Gradients, 100 * 4, 2).unwrap();
+        let plan = Plan::new(params.clone(), ShardingStrategy::Gradients, 100 * 4, 1, 2).unwrap();
         assert_eq!(
             paths(&plan),
             vec![
@@ -341,12 +344,12 @@ mod tests {
             ]
         );
         // A smaller cap splits the layers, never a weight from its bias unless it must.
-        let plan = Plan::new(params.clone(), ShardingStrategy::Gradients, 50 * 4, 2).unwrap();
+        let plan = Plan::new(params.clone(), ShardingStrategy::Gradients, 50 * 4, 1, 2).unwrap();
         assert_eq!(paths(&plan)[1], ["layers.0.a.weight", "layers.0.a.bias"]);
         assert_eq!(paths(&plan)[2], ["layers.0.b.weight"]);
         // No cap: one group.
         assert_eq!(
-            Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 2)
+            Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 1, 2)
                 .unwrap()
                 .groups
                 .len(),
@@ -371,7 +374,7 @@ mod tests {
                 } else {
                     ShardingStrategy::Gradients
                 };
-                let plan = Plan::new(params.clone(), strategy, cap, world_size).unwrap();
+                let plan = Plan::new(params.clone(), strategy, cap, 1, world_size).unwrap();
                 let mut seen = vec![0; params.len()];
                 for (g, group) in plan.groups.iter().enumerate() {
                     for (m, &index) in group.members.iter().enumerate() {
@@ -406,7 +409,7 @@ mod tests {
             plan.groups.iter().map(|g| g.strategy).collect()
         };
         let (full, whole) = (ShardingStrategy::Full, ShardingStrategy::Replicated);
-        let plan = Plan::new(params.clone(), full, 100 * 4, 2).unwrap();
+        let plan = Plan::new(params.clone(), full, 100 * 4, 1, 2).unwrap();
         assert_eq!(
             paths(&plan),
             vec![
@@ -419,10 +422,10 @@ mod tests {
         );
         assert_eq!(strategies(&plan), [whole, full, full, full, full]);
         // What is small beside a group is small, whatever its shape.
-        let plan = Plan::new(params.clone(), full, 40 * SMALL_PART_OF_A_GROUP, 2).unwrap();
+        let plan = Plan::new(params.clone(), full, 40 * SMALL_PART_OF_A_GROUP, 1, 2).unwrap();
         assert_eq!(paths(&plan)[0], ["a.bias", "b.bias", "b.scale"]);
         // Under the other strategies nothing is gained by it.
-        let plan = Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 2).unwrap();
+        let plan = Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 1, 2).unwrap();
         assert_eq!(strategies(&plan), [ShardingStrategy::Gradients]);
     }
 
@@ -430,7 +433,8 @@ mod tests {
     fn a_shape_whose_bytes_overflow_is_refused_by_name() {
         let mut huge = spec("head.weight", 0);
         huge.shape = vec![1 << 40, 1 << 30];
-        let error = Plan::new(vec![huge], ShardingStrategy::Gradients, usize::MAX, 2).unwrap_err();
+        let error =
+            Plan::new(vec![huge], ShardingStrategy::Gradients, usize::MAX, 1, 2).unwrap_err();
         assert!(error.to_string().contains("head.weight"), "{error}");
     }
 
@@ -439,7 +443,7 @@ mod tests {
         let messages = ProcessGroup::spawn(3, |group| {
             let numel = if group.rank() == 2 { 8 } else { 7 };
             let params = vec![spec("a", 3), spec("b.weight", numel), spec("c", 1)];
-            let plan = Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 3).unwrap();
+            let plan = Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 1, 3).unwrap();
             plan.agree("zero2", &group).unwrap_err().to_string()
         })
         .unwrap();
@@ -457,6 +461,7 @@ mod tests {
                 vec![spec("a", 3), spec("b", 9)],
                 ShardingStrategy::Gradients,
                 usize::MAX,
+                1,
                 3,
             )
             .unwrap();

@@ -13,7 +13,8 @@ use burn_shard_comm::{ReduceOp, Work};
 use crate::Error;
 use crate::anchor::Levels;
 use crate::context::Context;
-use crate::host::{HostBackend, HostTensor, PiecesMut, TensorSegments, pieces_mut};
+use crate::flat::{FlatBackend, FlatTensor};
+use crate::host::{HostTensor, PiecesMut, TensorSegments, pieces_mut};
 use crate::instance::Instance;
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
@@ -34,7 +35,7 @@ pub(crate) struct Reducer {
     /// Position in `order` of the next group to reduce.
     next: usize,
     in_flight: VecDeque<InFlight>,
-    reduced: Vec<Option<HostTensor>>,
+    reduced: Vec<Option<FlatTensor>>,
     leaves: Option<Vec<Option<NodeId>>>,
 }
 
@@ -42,9 +43,9 @@ pub(crate) struct Reducer {
 struct Collected {
     reads: usize,
     /// Gradient of each read that has come, with the read's number.
-    arrived: Vec<(usize, HostTensor)>,
+    arrived: Vec<(usize, FlatTensor)>,
     came: usize,
-    sum: Option<HostTensor>,
+    sum: Option<FlatTensor>,
 }
 
 struct InFlight {
@@ -89,20 +90,20 @@ impl Reducer {
     }
 
     /// Takes the gradient of one read.
-    pub(crate) fn gradient<B: HostBackend>(
+    pub(crate) fn gradient<B: FlatBackend>(
         &mut self,
         context: &Context,
         instance: &Instance,
         index: usize,
         leaf: NodeId,
         number: usize,
-        gradient: HostTensor,
+        gradient: FlatTensor,
     ) {
         let leaves = self.leaves.get_or_insert_with(|| instance.leaves());
         leaves[index] = Some(leaf);
         context
             .ledger
-            .add(MemoryKind::Gradients, gradient.as_bytes().len());
+            .add(MemoryKind::Gradients, gradient.size_bytes());
         let collected = &mut self.params[index];
         collected.arrived.push((number, gradient));
         collected.came += 1;
@@ -119,7 +120,7 @@ impl Reducer {
 
     /// No gradient will come any more. Reads whose graph was dropped without a backward have left
     /// their parameter's sum unmade.
-    pub(crate) fn close<B: HostBackend>(&mut self, context: &Context, instance: &Instance) {
+    pub(crate) fn close<B: FlatBackend>(&mut self, context: &Context, instance: &Instance) {
         self.leaves.get_or_insert_with(|| instance.leaves());
         for collected in &mut self.params {
             collected.add_up::<B>(context);
@@ -172,10 +173,9 @@ impl Reducer {
         let tensors = members
             .iter()
             .map(|&index| {
-                (
-                    context.plan.params[index].numel(),
-                    self.params[index].sum.take(),
-                )
+                let sum = self.params[index].sum.take();
+                let numel = context.plan.params[index].numel();
+                (numel, sum.map(FlatTensor::into_host))
             })
             .collect();
         let input = Arc::new(TensorSegments {
@@ -238,12 +238,11 @@ impl Reducer {
             .finish(&mut output)
             .map_err(|source| failed(context, first, source))?;
         drop(flight.input);
-        let shards = buffer.freeze();
+        let shards = context.memory.place(buffer.freeze());
         for &index in &flight.members {
             let shape = context.plan.params[index].shard_shape(context.plan.world_size);
             let offset = layout(index).shard_offset;
-            let shard = HostTensor::view(Arc::clone(&shards), offset, &shape, group.dtype);
-            self.reduced[index] = Some(shard);
+            self.reduced[index] = Some(shards.view(offset, &shape, group.dtype));
         }
         Ok(())
     }
@@ -280,7 +279,7 @@ impl Reducer {
             .finish(&mut output)
             .map_err(|source| failed(context, first, source))?;
         for (&index, tensor) in flight.members.iter().zip(full) {
-            self.reduced[index] = Some(tensor);
+            self.reduced[index] = Some(context.memory.place_tensor(tensor));
         }
         Ok(())
     }
@@ -291,7 +290,7 @@ impl Reducer {
         &mut self,
         context: &Context,
         levels: &mut Levels,
-    ) -> Result<Vec<(NodeId, HostTensor)>, Error> {
+    ) -> Result<Vec<(NodeId, FlatTensor)>, Error> {
         while !self.in_flight.is_empty() {
             self.complete_oldest(context)?;
         }
@@ -337,16 +336,14 @@ impl Reducer {
 
 impl Collected {
     /// Adds the gradients of all reads, the last read first, as Burn does for a plain parameter.
-    fn add_up<B: HostBackend>(&mut self, context: &Context) {
+    fn add_up<B: FlatBackend>(&mut self, context: &Context) {
         self.arrived
             .sort_by_key(|(number, _)| std::cmp::Reverse(*number));
         let mut terms = self.arrived.drain(..).map(|(_, gradient)| gradient);
         let Some(mut sum) = terms.next() else { return };
         for term in terms {
-            context
-                .ledger
-                .sub(MemoryKind::Gradients, term.as_bytes().len());
-            sum = B::to_host(B::float_add(B::from_host(term), B::from_host(sum)));
+            context.ledger.sub(MemoryKind::Gradients, term.size_bytes());
+            sum = B::to_flat(B::float_add(B::from_flat(term), B::from_flat(sum)));
         }
         self.sum = Some(sum);
     }

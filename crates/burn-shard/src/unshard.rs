@@ -9,10 +9,9 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Bytes;
-
 use crate::Error;
 use crate::context::Context;
+use crate::flat::{Flat, FlatTensor};
 use crate::host::{HostTensor, PiecesMut, TensorSegments};
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
@@ -30,8 +29,8 @@ pub(crate) struct Unsharded {
 #[derive(Debug)]
 struct Gathered {
     /// The shards these parameters were gathered from; other shards are another value of the module.
-    shards: Arc<Bytes>,
-    full: Vec<HostTensor>,
+    shards: Flat,
+    full: Vec<FlatTensor>,
     unread: Vec<bool>,
     last_read: u64,
 }
@@ -49,8 +48,8 @@ impl Unsharded {
         &mut self,
         context: &Context,
         index: usize,
-        shard: &HostTensor,
-    ) -> Result<HostTensor, Error> {
+        shard: &FlatTensor,
+    ) -> Result<FlatTensor, Error> {
         let place = context.plan.place[index];
         let layout = &context.plan.groups[place.group].layout;
         let offset = layout.members[place.member].shard_offset;
@@ -59,11 +58,12 @@ impl Unsharded {
             return gather_one(context, index, shard);
         };
         self.clock += 1;
-        let bound = |gathered: &Gathered| Arc::ptr_eq(&gathered.shards, shards);
+        let bound = |gathered: &Gathered| gathered.shards.is(&shards);
         if !self.groups[place.group].as_ref().is_some_and(bound) {
             self.groups[place.group] = None;
             self.make_room();
-            self.groups[place.group] = Some(gather(context, place.group, shards, self.clock)?);
+            self.groups[place.group] =
+                Some(gather(context, place.group, shards.clone(), self.clock)?);
         }
         let gathered = self.groups[place.group]
             .as_mut()
@@ -103,13 +103,9 @@ impl Unsharded {
 }
 
 /// All-gathers a group from its flat shard buffer.
-fn gather(
-    context: &Context,
-    group: usize,
-    shards: &Arc<Bytes>,
-    clock: u64,
-) -> Result<Gathered, Error> {
+fn gather(context: &Context, group: usize, shards: Flat, clock: u64) -> Result<Gathered, Error> {
     let label = context.plan.label(group);
+    let own = shards.to_host();
     let group = &context.plan.groups[group];
     let tensors = group
         .layout
@@ -117,7 +113,7 @@ fn gather(
         .iter()
         .map(|m| {
             let shape = [m.shard_numel];
-            let shard = HostTensor::view(Arc::clone(shards), m.shard_offset, &shape, group.dtype);
+            let shard = HostTensor::view(Arc::clone(&own), m.shard_offset, &shape, group.dtype);
             (m.shard_numel, Some(shard))
         })
         .collect();
@@ -131,7 +127,7 @@ fn gather(
         },
     )?;
     Ok(Gathered {
-        shards: Arc::clone(shards),
+        shards,
         unread: vec![true; full.len()],
         full,
         last_read: clock,
@@ -139,8 +135,8 @@ fn gather(
 }
 
 /// All-gathers one parameter from a shard outside its group's buffer.
-fn gather_one(context: &Context, index: usize, shard: &HostTensor) -> Result<HostTensor, Error> {
-    let tensors = vec![(shard.numel(), Some(shard.clone()))];
+fn gather_one(context: &Context, index: usize, shard: &FlatTensor) -> Result<FlatTensor, Error> {
+    let tensors = vec![(shard.numel(), Some(shard.clone().into_host()))];
     let input = TensorSegments {
         dtype: shard.dtype(),
         tensors,
@@ -154,7 +150,7 @@ fn all_gather(
     context: &Context,
     members: &[usize],
     input: TensorSegments,
-) -> Result<Vec<HostTensor>, Error> {
+) -> Result<Vec<FlatTensor>, Error> {
     let dtype = input.dtype;
     let params = members.iter().map(|&index| &context.plan.params[index]);
     let mut buffers: Vec<_> = params
@@ -179,7 +175,10 @@ fn all_gather(
             }
         })?;
     let freeze = |(buffer, param): (crate::buffer::Buffer, &crate::ParamSpec)| {
-        HostTensor::view(buffer.freeze(), 0, &param.shape, dtype)
+        context
+            .memory
+            .place(buffer.freeze())
+            .view(0, &param.shape, dtype)
     };
     Ok(buffers.into_iter().zip(params).map(freeze).collect())
 }

@@ -9,10 +9,11 @@ use burn_shard_comm::{DType, Segments};
 
 use crate::Error;
 use crate::attach::{Path, attach, inspect, note_leaves};
-use crate::bind::{AutodiffState, Storage, from_host, stored, stored_len, to_host};
+use crate::bind::{AutodiffState, Storage, stored, stored_len};
 use crate::buffer::Buffer;
 use crate::config::ShardConfig;
 use crate::engine::Engine;
+use crate::flat::{Memory, from_flat, to_flat};
 use crate::host::{HostTensor, PiecesMut, TensorSegments};
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
@@ -34,7 +35,7 @@ pub(crate) fn wrap<M: Module>(
             .unwrap_or_default()
             .as_bytes(),
     )?;
-    let plan = checked?;
+    let (memory, plan) = checked?;
     if let Some(other) = refusals.iter().position(|message| !message.is_empty()) {
         let message = String::from_utf8_lossy(&refusals[other]).into_owned();
         return Err(Error::OtherRankRefused {
@@ -45,7 +46,7 @@ pub(crate) fn wrap<M: Module>(
     }
     plan.agree(&config.strategy.to_string(), group)?;
 
-    let engine = Engine::new(group.clone(), config.strategy, plan);
+    let engine = Engine::new(group.clone(), memory, config.strategy, plan);
     let mut distribute = Distribute {
         engine: &engine,
         index: engine.plan.index(),
@@ -72,7 +73,7 @@ pub(crate) fn wrap<M: Module>(
     let planned = "every parameter of the plan should have been met";
     let flats = flats
         .into_iter()
-        .map(|flat| flat.expect(planned).freeze())
+        .map(|flat| engine.memory.place(flat.expect(planned).freeze()))
         .collect();
     let states = states
         .into_iter()
@@ -103,7 +104,7 @@ fn check<M: Module>(
     module: &M,
     config: &ShardConfig,
     group: &burn_shard_comm::ProcessGroup,
-) -> Result<Plan, Error> {
+) -> Result<(Memory, Plan), Error> {
     let devices = module.devices();
     if devices.len() > 1 {
         return Err(Error::SeveralDevices {
@@ -111,13 +112,22 @@ fn check<M: Module>(
             count: devices.len(),
         });
     }
+    let memory = match devices.first() {
+        None => Memory::Host,
+        Some(device) => Memory::of(device).ok_or_else(|| Error::UnsupportedBackend {
+            rank: group.rank(),
+            device: format!("{device:?}"),
+        })?,
+    };
     let params = inspect(module, group.rank())?;
-    Plan::new(
+    let plan = Plan::new(
         params,
         config.strategy,
         config.group_cap_bytes,
+        memory.alignment(),
         group.world_size(),
-    )
+    )?;
+    Ok((memory, plan))
 }
 
 struct Distribute<'a> {
@@ -226,11 +236,11 @@ impl ModuleMapper for Distribute<'_> {
         let (id, tensor, mapper) = param.consume();
         let state = AutodiffState::of(&tensor);
         let device = tensor.clone().without_autodiff().device();
-        let own = to_host(tensor);
+        let own = to_flat(tensor).into_host();
         let Some(index) = index else {
             // A buffer, such as a running mean: the same on every rank.
-            let value = self.broadcast(own);
-            return Param::from_mapped_value(id, state.lift(from_host(value)), mapper);
+            let value = self.engine.memory.place_tensor(self.broadcast(own));
+            return Param::from_mapped_value(id, state.lift(from_flat(value)), mapper);
         };
         if self.check_dtype(index, own.dtype()) {
             let full = self.broadcast(own);

@@ -90,7 +90,7 @@ impl fmt::Debug for Method {
 }
 
 /// A fused step and its hyper-parameters.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fused {
     Adam(AdamHyper),
     AdamW(AdamHyper),

@@ -1,6 +1,9 @@
 //! Optimizer state sharding, after FairScale's `OSS`.
 
 mod config;
+#[cfg(feature = "cubecl")]
+mod device_step;
+mod host_step;
 mod state;
 mod step;
 

@@ -6,7 +6,10 @@ use burn::optim::{DynOptimizer, DynState, StateSink};
 use burn::tensor::{DType, TensorData};
 
 use crate::buffer::Buffer;
+#[cfg(feature = "cubecl")]
+use crate::device::DeviceFlat;
 use crate::engine::Engine;
+use crate::flat::Memory;
 use crate::memory::MemoryKind;
 use crate::plan::Place;
 
@@ -43,8 +46,50 @@ impl std::fmt::Debug for ParamState {
 /// First and second moments (or the velocity, and nothing) of a group, laid out as its shards.
 #[derive(Debug, Default)]
 pub(super) struct Moments {
-    pub(super) first: Option<Buffer>,
-    pub(super) second: Option<Buffer>,
+    first: Option<Moment>,
+    second: Option<Moment>,
+}
+
+/// One moment of a group, where the module's tensors are.
+#[derive(Debug)]
+enum Moment {
+    Host(Buffer),
+    #[cfg(feature = "cubecl")]
+    Device(DeviceFlat),
+}
+
+impl Moment {
+    fn zeros(engine: &Engine, bytes: usize) -> Self {
+        match &engine.memory {
+            Memory::Host => Self::Host(engine.pool.zeros(MemoryKind::OptimizerState, bytes)),
+            #[cfg(feature = "cubecl")]
+            Memory::Device(accelerator) => Self::Device(accelerator.zeros(bytes)),
+        }
+    }
+
+    fn read(&self) -> Vec<f32> {
+        match self {
+            Self::Host(buffer) => bytemuck::cast_slice(buffer.bytes()).to_vec(),
+            #[cfg(feature = "cubecl")]
+            Self::Device(flat) => bytemuck::pod_collect_to_vec(&flat.download()),
+        }
+    }
+
+    fn host(&mut self) -> &mut Buffer {
+        match self {
+            Self::Host(buffer) => buffer,
+            #[cfg(feature = "cubecl")]
+            Self::Device(_) => unreachable!("moments are where the module's tensors are"),
+        }
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn device(&self) -> &DeviceFlat {
+        match self {
+            Self::Device(flat) => flat,
+            Self::Host(_) => unreachable!("moments are where the module's tensors are"),
+        }
+    }
 }
 
 impl State {
@@ -88,7 +133,7 @@ impl State {
         let range = elements(&engine, index);
         for (name, buffer) in names.iter().zip([&moments.first, &moments.second]) {
             if let Some(buffer) = buffer {
-                let values: &[f32] = bytemuck::cast_slice(buffer.bytes());
+                let values = buffer.read();
                 let data = TensorData::new(values[range.clone()].to_vec(), [range.len()]);
                 debug_assert_eq!(data.dtype(), DType::F32);
                 sink.push_tensor("momentum", name, data);
@@ -118,16 +163,28 @@ impl State {
 
 impl Moments {
     pub(super) fn first(&mut self, engine: &Engine, bytes: usize) -> &mut Buffer {
-        let zeros = || engine.pool.zeros(MemoryKind::OptimizerState, bytes);
-        self.first.get_or_insert_with(zeros)
+        let zeros = || Moment::zeros(engine, bytes);
+        self.first.get_or_insert_with(zeros).host()
     }
 
     pub(super) fn both(&mut self, engine: &Engine, bytes: usize) -> (&mut Buffer, &mut Buffer) {
-        let zeros = || engine.pool.zeros(MemoryKind::OptimizerState, bytes);
+        let zeros = || Moment::zeros(engine, bytes);
         (
-            self.first.get_or_insert_with(zeros),
-            self.second.get_or_insert_with(zeros),
+            self.first.get_or_insert_with(zeros).host(),
+            self.second.get_or_insert_with(zeros).host(),
         )
+    }
+
+    #[cfg(feature = "cubecl")]
+    pub(super) fn first_on_device(&mut self, engine: &Engine, bytes: usize) -> DeviceFlat {
+        let zeros = || Moment::zeros(engine, bytes);
+        self.first.get_or_insert_with(zeros).device().clone()
+    }
+
+    #[cfg(feature = "cubecl")]
+    pub(super) fn second_on_device(&mut self, engine: &Engine, bytes: usize) -> DeviceFlat {
+        let zeros = || Moment::zeros(engine, bytes);
+        self.second.get_or_insert_with(zeros).device().clone()
     }
 }
 

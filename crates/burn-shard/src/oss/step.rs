@@ -3,21 +3,19 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::grad_clipping::GradientClipping;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bytes, Tensor};
-use burn_shard_comm::DType;
-use burn_shard_kernels::{adam_step, adamw_step, sgd_step};
+use burn::tensor::Bytes;
 
 use super::StepError;
-use super::config::{Fused, Method};
-use super::state::{Moments, ParamState, State, elements, moment_bytes};
-use crate::bind::{Storage, detach, from_host, stored_len, to_host};
+use super::config::Method;
+use super::host_step;
+use super::state::{State, elements};
+use crate::bind::{Storage, detach};
 use crate::engine::Engine;
+use crate::flat::{Flat, FlatTensor};
 use crate::host::{HostTensor, TensorSegments, pieces_mut};
-use crate::memory::MemoryKind;
 use crate::{Error, ShardedModule};
 
 pub(super) fn step<M: Module>(
@@ -46,7 +44,7 @@ pub(super) fn step<M: Module>(
     for group in 0..engine.plan.groups.len() {
         if result.is_ok() {
             let flat = &mut storage.flats[group];
-            let mut step = GroupStep {
+            let step = GroupStep {
                 engine: &engine,
                 methods,
                 lr,
@@ -63,23 +61,23 @@ pub(super) fn step<M: Module>(
 }
 
 /// A parameter to step.
-struct Job {
+pub(super) struct Job {
     id: ParamId,
-    gradient: HostTensor,
+    pub(super) gradient: FlatTensor,
 }
 
 /// What this rank steps of a parameter.
-struct Owned {
+pub(super) struct Owned {
     /// Elements of the group's flat buffer of stored tensors.
-    stored: Range<usize>,
+    pub(super) stored: Range<usize>,
     /// Elements of the gradient as it came out of backward.
-    gradient: Range<usize>,
+    pub(super) gradient: Range<usize>,
     /// Elements of the group's moments.
-    moments: Range<usize>,
+    pub(super) moments: Range<usize>,
 }
 
 impl Owned {
-    fn of(engine: &Engine, index: usize) -> Self {
+    pub(super) fn of(engine: &Engine, index: usize) -> Self {
         let place = engine.plan.place[index];
         let group = &engine.plan.groups[place.group];
         let member = &group.layout.members[place.member];
@@ -132,19 +130,20 @@ fn check(engine: &Engine, jobs: &[Option<Job>]) -> Result<(), Error> {
     Ok(())
 }
 
-struct GroupStep<'a> {
-    engine: &'a Arc<Engine>,
+/// The step of one group of parameters.
+pub(super) struct GroupStep<'a> {
+    pub(super) engine: &'a Arc<Engine>,
     methods: &'a [Method],
     lr: &'a ModuleLearningRate,
-    group: usize,
+    pub(super) group: usize,
 }
 
 impl GroupStep<'_> {
     /// Steps the members that have a gradient, and gathers them.
     fn run(
-        &mut self,
+        &self,
         state: &mut State,
-        flat: &mut Arc<Bytes>,
+        flat: &mut Flat,
         jobs: &mut [Option<Job>],
     ) -> Result<(), Error> {
         let group = &self.engine.plan.groups[self.group];
@@ -157,171 +156,39 @@ impl GroupStep<'_> {
         if stepped.is_empty() {
             return Ok(());
         }
-        if Arc::get_mut(flat).is_none() {
-            // A clone of the module shares the buffer and must keep its values.
-            let len = stored_len(group) * group.dtype.size_bytes();
-            let mut copy = self.engine.pool.zeros(MemoryKind::Parameters, len);
-            copy.bytes_mut().copy_from_slice(&flat[..len]);
-            *flat = copy.freeze();
+        match flat {
+            Flat::Host(bytes) => host_step::run(self, state, bytes, jobs, &stepped),
+            #[cfg(feature = "cubecl")]
+            Flat::Device(flat) => super::device_step::run(self, state, flat, jobs, &stepped),
         }
-        let bytes: &mut [u8] = Arc::get_mut(flat).expect("the buffer should be ours alone");
-        for &index in &stepped {
-            let job = jobs[index]
-                .take()
-                .expect("only parameters with a gradient are stepped");
-            let moments = &mut state.groups[self.group];
-            self.step_param(index, job, bytes, &mut state.params[index], moments)?;
-        }
-        if group.strategy.gathers_after_step() {
-            self.all_gather(bytes, &stepped)?;
-        }
-        Ok(())
     }
 
-    fn step_param(
-        &self,
-        index: usize,
-        job: Job,
-        bytes: &mut [u8],
-        state: &mut ParamState,
-        moments: &mut Moments,
-    ) -> Result<(), Error> {
-        let spec = &self.engine.plan.params[index];
-        let path = Some(spec.path.as_str());
-        let lr = self.lr.lr_from_param(job.id, path);
-        let method = self
-            .methods
-            .iter()
-            .rfind(|method| method.group.matches(&job.id, path));
+    /// By what, and at which learning rate, a parameter is stepped.
+    pub(super) fn method(&self, index: usize, job: &Job) -> (&Method, f64) {
+        let path = Some(self.engine.plan.params[index].path.as_str());
+        let matches = |method: &&Method| method.group.matches(&job.id, path);
+        let method = self.methods.iter().rfind(matches);
         let method = method.expect("the first method should match every parameter");
-        let owned = Owned::of(self.engine, index);
-        match method.fused {
-            Some(fused) if spec.dtype == DType::F32 => self.step_fused(
-                fused,
-                method.clip_value,
-                lr,
-                &owned,
-                job,
-                bytes,
-                state,
-                moments,
-            ),
-            _ => {
-                self.step_stock(method, lr, &owned, &job, bytes, state);
-                Ok(())
-            }
-        }
+        (method, self.lr.lr_from_param(job.id, path))
     }
 
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "the parts of one parameter's step"
-    )]
-    fn step_fused(
+    /// Every rank's `bytes`, the full buffer, end with all ranks' stepped elements of `members`, of
+    /// which `shards` are this rank's.
+    pub(super) fn all_gather(
         &self,
-        fused: Fused,
-        clip_value: Option<f32>,
-        lr: f64,
-        owned: &Owned,
-        mut job: Job,
+        shards: &Arc<Bytes>,
         bytes: &mut [u8],
-        state: &mut ParamState,
-        moments: &mut Moments,
+        members: &[usize],
     ) -> Result<(), Error> {
-        if let Some(threshold) = clip_value {
-            for value in bytemuck::cast_slice_mut::<u8, f32>(job.gradient.as_bytes_mut()) {
-                *value = clip(*value, threshold);
-            }
-        }
-        let param = &mut bytemuck::cast_slice_mut::<u8, f32>(bytes)[owned.stored.clone()];
-        let gradient: &[f32] = bytemuck::cast_slice(job.gradient.as_bytes());
-        let gradient = &gradient[owned.gradient.clone()];
-        let moment_bytes = moment_bytes(self.engine, self.group);
-        let time = state.time + 1;
-        match fused {
-            Fused::Adam(hyper) | Fused::AdamW(hyper) => {
-                let (first, second) = moments.both(self.engine, moment_bytes);
-                let first = &mut bytemuck::cast_slice_mut(first.bytes_mut())[owned.moments.clone()];
-                let second =
-                    &mut bytemuck::cast_slice_mut(second.bytes_mut())[owned.moments.clone()];
-                let step = if matches!(fused, Fused::Adam(_)) {
-                    adam_step
-                } else {
-                    adamw_step
-                };
-                step(param, gradient, first, second, time, lr, &hyper)?;
-            }
-            Fused::Sgd(hyper) => {
-                let velocity = hyper.momentum.map(|_| {
-                    let first = moments.first(self.engine, moment_bytes).bytes_mut();
-                    &mut bytemuck::cast_slice_mut(first)[owned.moments.clone()]
-                });
-                sgd_step(param, gradient, velocity, time, lr, &hyper)?;
-            }
-        }
-        state.time = time;
-        state.fused = Some(fused);
-        Ok(())
-    }
-
-    /// Burn's own step, on the one-dimensional shard.
-    fn step_stock(
-        &self,
-        method: &Method,
-        lr: f64,
-        owned: &Owned,
-        job: &Job,
-        bytes: &mut [u8],
-        state: &mut ParamState,
-    ) {
-        state.time += 1;
-        state.fused = None;
-        if owned.stored.is_empty() {
-            return;
-        }
-        let dtype = job.gradient.dtype();
-        let size = dtype.size_bytes();
-        let range = owned.stored.start * size..owned.stored.end * size;
-        let param = HostTensor::copied(&bytes[range.clone()], dtype);
-        let gradient = &job.gradient.as_bytes();
-        let gradient = &gradient[owned.gradient.start * size..owned.gradient.end * size];
-        let gradient = from_host::<1>(HostTensor::copied(gradient, dtype));
-        let gradient = match method.clip_value {
-            Some(threshold) => GradientClipping::Value(threshold).clip_gradient(gradient),
-            None => gradient,
-        };
-        let param = from_host::<1>(param).into_bridge();
-        let stock = state.stock.take().map(|(_, stock)| stock);
-        let (param, stock) = method
-            .stock
-            .step_dyn(1, lr, param, gradient.into_bridge(), stock);
-        state.stock = stock.map(|stock| (Arc::clone(&method.stock), stock));
-        bytes[range].copy_from_slice(to_host(Tensor::<1>::from_bridge(param)).as_bytes());
-    }
-
-    /// Every rank ends with all ranks' stepped elements of `members`.
-    fn all_gather(&self, bytes: &mut [u8], members: &[usize]) -> Result<(), Error> {
         let engine = self.engine;
         let group = &engine.plan.groups[self.group];
-        let size = group.dtype.size_bytes();
         let layout = |index: usize| &group.layout.members[engine.plan.place[index].member];
-        // The others read from a copy: the buffer itself is being written.
-        let len = group.layout.shard_len * size;
-        let mut shards = engine.pool.take(MemoryKind::Staging, len);
-        for &index in members {
-            let member = layout(index);
-            let from = (member.full_offset + engine.rank() * member.shard_numel) * size;
-            let to = member.shard_offset * size;
-            let len = member.shard_numel * size;
-            shards.bytes_mut()[to..to + len].copy_from_slice(&bytes[from..from + len]);
-        }
-        let shards = shards.freeze();
         let tensors = members
             .iter()
             .map(|&index| {
                 let member = layout(index);
                 let (offset, shape) = (member.shard_offset, [member.shard_numel]);
-                let shard = HostTensor::view(Arc::clone(&shards), offset, &shape, group.dtype);
+                let shard = HostTensor::view(Arc::clone(shards), offset, &shape, group.dtype);
                 (member.shard_numel, Some(shard))
             })
             .collect();
@@ -336,16 +203,5 @@ impl GroupStep<'_> {
         let mut output = pieces_mut(bytes, group.dtype, ranges);
         engine.group.communicator().all_gather(input, &mut output)?;
         Ok(())
-    }
-}
-
-/// Burn's clipping by value: a NaN stays one.
-fn clip(value: f32, threshold: f32) -> f32 {
-    if value > threshold {
-        threshold
-    } else if value < -threshold {
-        -threshold
-    } else {
-        value
     }
 }

@@ -46,7 +46,7 @@ impl ModuleVisitor for PlainDp<'_> {
             return;
         }
         let shape = param.base().dims();
-        let device = Device::flex();
+        let device = param.base().without_autodiff().device();
         let gradient = gradient.unwrap_or_else(|| Tensor::zeros(shape, &device));
         let mut values: Vec<f32> = gradient.into_data().iter().collect();
         self.group.all_reduce(&mut values, ReduceOp::Mean).unwrap();

@@ -1,0 +1,229 @@
+//! The step on a device: in buffers laid out alike, one launch per run of parameters that share
+//! everything but their place.
+//!
+//! Parameters, gradients and moments of a group are all laid out as its shards (or, where state is not
+//! sharded, as its full parameters), so that one kernel walks all of them by one index. Under
+//! [`Full`](crate::ShardingStrategy::Full) the module's own buffer is stepped in place; where
+//! parameters are stored whole but stepped in part, this rank's part is copied out first.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::grad_clipping::GradientClipping;
+use burn::tensor::Tensor;
+use burn_shard_comm::DType;
+use burn_shard_kernels::cube::{
+    AdamBuffers, SgdBuffers, StepControl, adam_step, adamw_step, sgd_step,
+};
+
+use super::config::{Fused, Method};
+use super::state::{ParamState, State, moment_bytes};
+use super::step::{GroupStep, Job, Owned};
+use crate::Error;
+use crate::device::{DeviceFlat, DeviceTensor};
+use crate::flat::{Flat, FlatTensor, from_flat, to_flat};
+use crate::plan::Group;
+
+/// Steps the members `stepped` of a group, and gathers them.
+pub(super) fn run(
+    step: &GroupStep<'_>,
+    state: &mut State,
+    flat: &mut DeviceFlat,
+    jobs: &mut [Option<Job>],
+    stepped: &[usize],
+) -> Result<(), Error> {
+    let engine = step.engine;
+    let group = &engine.plan.groups[step.group];
+    let gathers = group.strategy.gathers_after_step();
+    let params = if gathers {
+        own_shards(step, flat, stepped)?
+    } else {
+        // A clone of the module shares the buffer and must keep its values.
+        flat.make_unique();
+        flat.clone()
+    };
+    let mut runs = Vec::new();
+    let mut gradients = Vec::new();
+    for &index in stepped {
+        let job = jobs[index]
+            .take()
+            .expect("only parameters with a gradient are stepped");
+        let (method, lr) = step.method(index, &job);
+        let owned = Owned::of(engine, index);
+        let gradient = clipped(job.gradient, method).part(owned.gradient);
+        let param_state = &mut state.params[index];
+        match method.fused {
+            Some(fused) if group.dtype == DType::F32 => {
+                gradients.push((owned.moments.start, gradient));
+                param_state.time += 1;
+                param_state.fused = Some(fused);
+                runs.push(Run {
+                    elements: vec![owned.moments],
+                    fused,
+                    lr,
+                    time: param_state.time,
+                });
+            }
+            _ => stock(
+                method,
+                lr,
+                &params,
+                group,
+                owned.moments,
+                gradient,
+                param_state,
+            )?,
+        }
+    }
+    if !runs.is_empty() {
+        let grads = params.accelerator().zeros(params.len_bytes());
+        grads.pack(group.dtype, &gradients)?;
+        for run in merged(runs) {
+            launch(step, state, &params, &grads, &run)?;
+        }
+    }
+    if gathers {
+        let shards = Flat::Device(params).to_host();
+        let mut full = flat.download();
+        step.all_gather(&shards, &mut full, stepped)?;
+        *flat = flat.accelerator().upload(&full);
+    }
+    Ok(())
+}
+
+/// Parameters stepped by one launch.
+struct Run {
+    elements: Vec<Range<usize>>,
+    fused: Fused,
+    lr: f64,
+    time: usize,
+}
+
+/// One run for all parameters that share kernel, hyper-parameters, learning rate and time.
+fn merged(runs: Vec<Run>) -> Vec<Run> {
+    let mut merged: Vec<Run> = Vec::new();
+    for run in runs {
+        let same = |other: &&mut Run| {
+            other.fused == run.fused && other.lr == run.lr && other.time == run.time
+        };
+        match merged.iter_mut().find(same) {
+            Some(other) => other.elements.extend(run.elements),
+            None => merged.push(run),
+        }
+    }
+    merged
+}
+
+fn launch(
+    step: &GroupStep<'_>,
+    state: &mut State,
+    params: &DeviceFlat,
+    grads: &DeviceFlat,
+    run: &Run,
+) -> Result<(), Error> {
+    let engine = step.engine;
+    let client = params.accelerator().client();
+    let bytes = moment_bytes(engine, step.group);
+    let moments = &mut state.groups[step.group];
+    let (param, grad) = (params.buffer(DType::F32)?, grads.buffer(DType::F32)?);
+    let first = moments.first_on_device(engine, bytes).buffer(DType::F32)?;
+    let control = StepControl::default();
+    match run.fused {
+        Fused::Adam(hyper) | Fused::AdamW(hyper) => {
+            let second = moments.second_on_device(engine, bytes).buffer(DType::F32)?;
+            let buffers = AdamBuffers {
+                param: &param,
+                grad: &grad,
+                moment_1: &first,
+                moment_2: &second,
+                copy: None,
+            };
+            let step = if matches!(run.fused, Fused::Adam(_)) {
+                adam_step
+            } else {
+                adamw_step
+            };
+            let (time, lr) = (run.time, run.lr);
+            step(client, &buffers, &control, &run.elements, time, lr, &hyper)?;
+        }
+        Fused::Sgd(hyper) => {
+            let buffers = SgdBuffers {
+                param: &param,
+                grad: &grad,
+                velocity: hyper.momentum.is_some().then_some(&first),
+                copy: None,
+            };
+            let (time, lr) = (run.time, run.lr);
+            sgd_step(client, &buffers, &control, &run.elements, time, lr, &hyper)?;
+        }
+    }
+    Ok(())
+}
+
+/// Burn's own step, on the one-dimensional shard.
+fn stock(
+    method: &Method,
+    lr: f64,
+    params: &DeviceFlat,
+    group: &Group,
+    elements: Range<usize>,
+    gradient: DeviceTensor,
+    state: &mut ParamState,
+) -> Result<(), Error> {
+    state.time += 1;
+    state.fused = None;
+    if elements.is_empty() {
+        return Ok(());
+    }
+    // A part may begin where Burn's kernels cannot: copied, it is a buffer of its own.
+    let own = params
+        .accelerator()
+        .zeros(gradient.numel() * gradient.dtype().size_bytes());
+    let shape = [gradient.numel()];
+    own.pack(group.dtype, &[(0, gradient)])?;
+    let gradient = FlatTensor::Device(own.view(0, &shape, group.dtype));
+    let param = FlatTensor::Device(params.view(elements.start, &[elements.len()], group.dtype));
+    let (param, gradient) = (from_flat::<1>(param), from_flat::<1>(gradient));
+    let stock = state.stock.take().map(|(_, stock)| stock);
+    let (param, stock) =
+        method
+            .stock
+            .step_dyn(1, lr, param.into_bridge(), gradient.into_bridge(), stock);
+    state.stock = stock.map(|stock| (Arc::clone(&method.stock), stock));
+    let stepped = to_flat(Tensor::<1>::from_bridge(param)).into_device();
+    params.pack(group.dtype, &[(elements.start, stepped)])
+}
+
+/// The gradient, clipped by value if the method says so.
+fn clipped(gradient: FlatTensor, method: &Method) -> DeviceTensor {
+    let Some(threshold) = method.clip_value else {
+        return gradient.into_device();
+    };
+    let numel = gradient.numel();
+    let flat = gradient.into_device().reshaped(&[numel]);
+    let tensor = from_flat::<1>(FlatTensor::Device(flat));
+    to_flat(GradientClipping::Value(threshold).clip_gradient(tensor)).into_device()
+}
+
+/// A buffer laid out as the group's shards, with this rank's part of each of `members`.
+fn own_shards(
+    step: &GroupStep<'_>,
+    flat: &DeviceFlat,
+    members: &[usize],
+) -> Result<DeviceFlat, Error> {
+    let engine = step.engine;
+    let group = &engine.plan.groups[step.group];
+    let shards = flat
+        .accelerator()
+        .zeros(group.layout.shard_len * group.dtype.size_bytes());
+    let parts: Vec<(usize, DeviceTensor)> = members
+        .iter()
+        .map(|&index| {
+            let owned = Owned::of(engine, index);
+            let whole = flat.view(0, &[group.layout.full_len], group.dtype);
+            (owned.moments.start, whole.part(owned.stored))
+        })
+        .collect();
+    shards.pack(group.dtype, &parts)?;
+    Ok(shards)
+}

@@ -1,0 +1,181 @@
+//! The step in host memory: in place, in one pass where there is a kernel.
+
+use std::sync::Arc;
+
+use burn::grad_clipping::GradientClipping;
+use burn::tensor::{Bytes, Tensor};
+use burn_shard_comm::DType;
+use burn_shard_kernels::{adam_step, adamw_step, sgd_step};
+
+use super::config::{Fused, Method};
+use super::state::{Moments, ParamState, State, moment_bytes};
+use super::step::{GroupStep, Job, Owned};
+use crate::Error;
+use crate::bind::stored_len;
+use crate::flat::{FlatTensor, from_flat, to_flat};
+use crate::host::HostTensor;
+use crate::memory::MemoryKind;
+
+/// Steps the members `stepped` of a group, and gathers them.
+pub(super) fn run(
+    step: &GroupStep<'_>,
+    state: &mut State,
+    flat: &mut Arc<Bytes>,
+    jobs: &mut [Option<Job>],
+    stepped: &[usize],
+) -> Result<(), Error> {
+    let engine = step.engine;
+    let group = &engine.plan.groups[step.group];
+    if Arc::get_mut(flat).is_none() {
+        // A clone of the module shares the buffer and must keep its values.
+        let len = stored_len(group) * group.dtype.size_bytes();
+        let mut copy = engine.pool.zeros(MemoryKind::Parameters, len);
+        copy.bytes_mut().copy_from_slice(&flat[..len]);
+        *flat = copy.freeze();
+    }
+    let bytes: &mut [u8] = Arc::get_mut(flat).expect("the buffer should be ours alone");
+    for &index in stepped {
+        let job = jobs[index]
+            .take()
+            .expect("only parameters with a gradient are stepped");
+        let (method, lr) = step.method(index, &job);
+        let owned = Owned::of(engine, index);
+        let gradient = job.gradient.into_host();
+        let param_state = &mut state.params[index];
+        let moments = &mut state.groups[step.group];
+        match method.fused {
+            Some(fused) if gradient.dtype() == DType::F32 => {
+                let one = OneStep {
+                    owned,
+                    gradient,
+                    lr,
+                };
+                one.fused(step, method, fused, bytes, param_state, moments)?;
+            }
+            _ => OneStep {
+                owned,
+                gradient,
+                lr,
+            }
+            .stock(method, bytes, param_state),
+        }
+    }
+    if group.strategy.gathers_after_step() {
+        // The others read from a copy: the buffer itself is being written.
+        let size = group.dtype.size_bytes();
+        let len = group.layout.shard_len * size;
+        let mut shards = engine.pool.take(MemoryKind::Staging, len);
+        for &index in stepped {
+            let member = &group.layout.members[engine.plan.place[index].member];
+            let from = (member.full_offset + engine.rank() * member.shard_numel) * size;
+            let to = member.shard_offset * size;
+            let len = member.shard_numel * size;
+            shards.bytes_mut()[to..to + len].copy_from_slice(&bytes[from..from + len]);
+        }
+        step.all_gather(&shards.freeze(), bytes, stepped)?;
+    }
+    Ok(())
+}
+
+/// The step of one parameter.
+struct OneStep {
+    owned: Owned,
+    gradient: HostTensor,
+    lr: f64,
+}
+
+impl OneStep {
+    fn fused(
+        self,
+        step: &GroupStep<'_>,
+        method: &Method,
+        fused: Fused,
+        bytes: &mut [u8],
+        state: &mut ParamState,
+        moments: &mut Moments,
+    ) -> Result<(), Error> {
+        let Self {
+            owned,
+            mut gradient,
+            lr,
+        } = self;
+        if let Some(threshold) = method.clip_value {
+            for value in bytemuck::cast_slice_mut::<u8, f32>(gradient.as_bytes_mut()) {
+                *value = clip(*value, threshold);
+            }
+        }
+        let param = &mut bytemuck::cast_slice_mut::<u8, f32>(bytes)[owned.stored.clone()];
+        let gradient: &[f32] = bytemuck::cast_slice(gradient.as_bytes());
+        let gradient = &gradient[owned.gradient.clone()];
+        let engine = step.engine;
+        let moment_bytes = moment_bytes(engine, step.group);
+        let time = state.time + 1;
+        match fused {
+            Fused::Adam(hyper) | Fused::AdamW(hyper) => {
+                let (first, second) = moments.both(engine, moment_bytes);
+                let first = &mut bytemuck::cast_slice_mut(first.bytes_mut())[owned.moments.clone()];
+                let second =
+                    &mut bytemuck::cast_slice_mut(second.bytes_mut())[owned.moments.clone()];
+                let step = if matches!(fused, Fused::Adam(_)) {
+                    adam_step
+                } else {
+                    adamw_step
+                };
+                step(param, gradient, first, second, time, lr, &hyper)?;
+            }
+            Fused::Sgd(hyper) => {
+                let velocity = hyper.momentum.map(|_| {
+                    let first = moments.first(engine, moment_bytes).bytes_mut();
+                    &mut bytemuck::cast_slice_mut(first)[owned.moments.clone()]
+                });
+                sgd_step(param, gradient, velocity, time, lr, &hyper)?;
+            }
+        }
+        state.time = time;
+        state.fused = Some(fused);
+        Ok(())
+    }
+
+    /// Burn's own step, on the one-dimensional shard.
+    fn stock(self, method: &Method, bytes: &mut [u8], state: &mut ParamState) {
+        let Self {
+            owned,
+            gradient,
+            lr,
+        } = self;
+        state.time += 1;
+        state.fused = None;
+        if owned.stored.is_empty() {
+            return;
+        }
+        let dtype = gradient.dtype();
+        let size = dtype.size_bytes();
+        let range = owned.stored.start * size..owned.stored.end * size;
+        let param = HostTensor::copied(&bytes[range.clone()], dtype);
+        let gradient = &gradient.as_bytes()[owned.gradient.start * size..owned.gradient.end * size];
+        let gradient = from_flat::<1>(FlatTensor::Host(HostTensor::copied(gradient, dtype)));
+        let gradient = match method.clip_value {
+            Some(threshold) => GradientClipping::Value(threshold).clip_gradient(gradient),
+            None => gradient,
+        };
+        let param = from_flat::<1>(FlatTensor::Host(param)).into_bridge();
+        let stock = state.stock.take().map(|(_, stock)| stock);
+        let (param, stock) = method
+            .stock
+            .step_dyn(1, lr, param, gradient.into_bridge(), stock);
+        state.stock = stock.map(|stock| (Arc::clone(&method.stock), stock));
+        let param = to_flat(Tensor::<1>::from_bridge(param)).into_host();
+        bytes[range].copy_from_slice(param.as_bytes());
+    }
+}
+
+/// Burn's clipping by value: a NaN stays one.
+fn clip(value: f32, threshold: f32) -> f32 {
+    if value > threshold {
+        threshold
+    } else if value < -threshold {
+        -threshold
+    } else {
+        value
+    }
+}
