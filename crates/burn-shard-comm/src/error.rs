@@ -224,6 +224,28 @@ pub enum Error {
         message: String,
     },
 
+    /// Failure: the process of a rank ended without a word, or the connection to it broke.
+    #[error("rank {rank}: rank {peer} is gone without a word: {message}")]
+    RankDied {
+        /// The rank that noticed.
+        rank: usize,
+        /// The rank that is gone.
+        peer: usize,
+        /// What the system said.
+        message: String,
+    },
+
+    /// Failure: a rank sent what no rank of this version sends at this point.
+    #[error("rank {rank}: rank {peer} is out of step: it {message}")]
+    OutOfStep {
+        /// The rank that noticed.
+        rank: usize,
+        /// The rank that sent it.
+        peer: usize,
+        /// What it sent, and what was expected.
+        message: String,
+    },
+
     /// Failure: [`Recording`](crate::Recording) was told to fail this call.
     #[error("rank {rank}: call {call} ({collective}) fails as it was told to")]
     Injected {
@@ -281,6 +303,8 @@ impl Error {
             | Self::Interrupted { .. }
             | Self::Aborted { .. }
             | Self::RankPanicked { .. }
+            | Self::RankDied { .. }
+            | Self::OutOfStep { .. }
             | Self::Injected { .. }
             | Self::Threads { .. }
             | Self::Poisoned { .. } => false,

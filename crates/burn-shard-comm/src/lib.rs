@@ -36,7 +36,8 @@
 //!
 //! [`Communicator`] is what a backend provides: lists of buffers ([`Segments`]), unfinished
 //! collectives ([`Work`]). [`ProcessGroup`] wraps one and adds collectives on plain slices. [`Local`]
-//! starts ranks as threads, the reference backend. [`Placement`] is where a process stands among those
+//! starts ranks as threads, the reference backend. [`Pairwise`] makes a communicator of anything that
+//! moves bytes between processes ([`Transport`]). [`Placement`] is where a process stands among those
 //! that a launcher started. [`Recording`] wraps a communicator to count,
 //! delay or fail its calls. The suite that every backend has to pass is the module `conformance`,
 //! behind the feature of that name.
@@ -73,6 +74,7 @@ mod error;
 mod group;
 mod hub;
 mod local;
+mod pairwise;
 mod parallel;
 mod pieces;
 mod placement;
@@ -88,6 +90,7 @@ pub use communicator::{Collective, Communicator, ReduceOp, Work, shard_numel};
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use group::ProcessGroup;
+pub use pairwise::Pairwise;
 pub use placement::{Placement, PlacementError, Rule};
 pub use recording::Recording;
 pub use segments::{MaybeSegment, OwnedSegments, Segments, SegmentsMut, SlicesMut, SparseSegments};
