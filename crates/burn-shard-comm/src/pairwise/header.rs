@@ -187,6 +187,9 @@ mod tests {
     fn the_hash_is_the_same_in_every_build() {
         let call = crate::call::Caller::barrier();
         let hash = SipHasher13::new_with_key(b"burn-shard calls").hash(&encode_call(&call));
-        assert_eq!(hash.as_u128(), 228_431_433_574_174_448_999_238_125_845_345_073_149);
+        assert_eq!(
+            hash.as_u128(),
+            228_431_433_574_174_448_999_238_125_845_345_073_149
+        );
     }
 }
