@@ -1,5 +1,10 @@
 //! Ranks that are threads and exchange bytes over a transport in memory.
-#![allow(dead_code, reason = "each test uses a part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "each test uses a part, and ends at the first error"
+)]
 
 use std::{sync::Arc, thread, time::Duration};
 
