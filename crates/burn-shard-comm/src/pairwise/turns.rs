@@ -190,9 +190,10 @@ impl Turns {
                 return self.interrupted(&state, collective, ticket, missing);
             }
             let error = self.explain(failure, (collective, ticket), waited, missing);
-            let cause = match &error {
-                Error::Interrupted { cause, .. } => Arc::clone(cause),
-                _ => Arc::new(error.clone()),
+            let cause = if let Error::Interrupted { cause, .. } = &error {
+                Arc::clone(cause)
+            } else {
+                Arc::new(error.clone())
             };
             self.fail_locked(&mut state, cause);
             error

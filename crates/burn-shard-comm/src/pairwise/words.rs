@@ -62,6 +62,10 @@ enum Words {
 }
 
 /// The words for a failure of `rank`.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "what is not told as itself is told as a text"
+)]
 pub(super) fn encode(rank: usize, error: &Error) -> Vec<u8> {
     let words = match error.root_cause() {
         Error::Deadline {

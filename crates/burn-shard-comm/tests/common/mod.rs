@@ -3,6 +3,7 @@
     dead_code,
     unreachable_pub,
     clippy::unwrap_used,
+    clippy::wildcard_enum_match_arm,
     reason = "each test uses a part, and ends at the first error"
 )]
 
