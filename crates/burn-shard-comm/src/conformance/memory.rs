@@ -56,9 +56,15 @@ impl MemoryTransport {
     /// The ends of all ranks, in rank order; pipes hold 16 KiB.
     #[must_use]
     pub fn group(world_size: usize) -> Vec<Self> {
+        Self::group_with_pipes(world_size, 16 << 10)
+    }
+
+    /// The ends of all ranks, in rank order, with pipes that hold `capacity_bytes`.
+    #[must_use]
+    pub fn group_with_pipes(world_size: usize, capacity_bytes: usize) -> Vec<Self> {
         let net = Arc::new(Net {
             world_size,
-            capacity_bytes: 16 << 10,
+            capacity_bytes,
             state: Mutex::new(State {
                 pipes: vec![VecDeque::new(); world_size * world_size],
                 fates: vec![Fate::Present; world_size],
