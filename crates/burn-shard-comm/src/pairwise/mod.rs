@@ -77,7 +77,8 @@ const LINGER: Duration = Duration::from_secs(5);
 ///
 /// As [`Communicator`]. The deadline of a call counts from its turn on, and from the last time that
 /// anything was exchanged: a collective that moves is not late. A reduction fails by its deadline even if
-/// nobody waits for it yet. A rank that is stopped in the middle of a large collective may be
+/// nobody waits for it yet. A failure also ends earlier collectives that some ranks have completed and this
+/// one has not. A rank that is stopped in the middle of a large collective may be
 /// reported under the name of the rank that waits for it; one that is late for a collective is named.
 ///
 /// The rank leaves when the last handle is dropped. That waits up to five seconds for reductions that

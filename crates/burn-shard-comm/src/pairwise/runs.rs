@@ -12,10 +12,8 @@ use crate::{
     segments::{Segments, SegmentsMut},
 };
 
-/// Most bytes of one exchange.
-///
-/// Over TCP on loopback and over the in-memory transport the rate is flat from 256 KiB to 4 MiB; what
-/// is summed should still be in the second-level cache.
+/// Most bytes of one exchange: many times what a round trip costs, and a chunk of a few ranks still fits
+/// the second-level cache when it is summed.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// Parts of segments from here on travel by themselves, without a copy; smaller ones are packed.
