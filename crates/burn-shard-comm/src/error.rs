@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{call::Call, communicator::Collective, dtype::DType};
+use crate::{
+    call::Call, communicator::Collective, dtype::DType, placement::PlacementError,
+    rendezvous::RendezvousError,
+};
 
 /// What a collective refuses or how it fails.
 ///
@@ -14,6 +17,20 @@ pub enum Error {
     /// Refusal: a group without ranks.
     #[error("a group needs at least one rank (world_size is 0)")]
     NoRanks,
+
+    /// Refusal: nothing says which rank this process is.
+    #[error(
+        "no launcher has told this process its rank (start it with burn-shard launch, torchrun, srun or mpirun; for ranks that are threads, use ProcessGroup::spawn)"
+    )]
+    NoLauncher,
+
+    /// Refusal: the launcher's variables do not say where this process stands.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+
+    /// Failure: the ranks, which are processes, did not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
 
     /// Refusal: the mean of integers has no exact result.
     #[error(
@@ -287,6 +304,8 @@ impl Error {
     pub const fn is_refusal(&self) -> bool {
         match self {
             Self::NoRanks
+            | Self::NoLauncher
+            | Self::Placement(_)
             | Self::MeanOfIntegers { .. }
             | Self::RootOutOfRange { .. }
             | Self::RootWithoutInput { .. }
@@ -297,7 +316,8 @@ impl Error {
             | Self::SegmentCountDiffers { .. }
             | Self::NumelDiffers { .. }
             | Self::BadSegment { .. } => true,
-            Self::Mismatch { .. }
+            Self::Rendezvous(_)
+            | Self::Mismatch { .. }
             | Self::Deadline { .. }
             | Self::RankLeft { .. }
             | Self::Interrupted { .. }
