@@ -299,7 +299,7 @@ fn a_job_id_that_does_not_fit_is_refused() {
     };
     assert_eq!(error, expected);
     placement.job_id = "x".repeat(512);
-    Rendezvous::new(placement).store().unwrap();
+    Rendezvous::new(placement).deadline(SHORT).store().unwrap();
 }
 
 #[test]
@@ -331,7 +331,11 @@ fn nothing_listens_beyond_loopback_unless_told_to() {
     assert!(error.to_string().contains("BURN_SHARD_BIND"), "{error}");
     placement.token = None;
     let anywhere = "0.0.0.0".parse().unwrap();
-    let error = Rendezvous::new(placement).bind(anywhere).tcp().unwrap_err();
+    let error = Rendezvous::new(placement)
+        .bind(anywhere)
+        .deadline(SHORT)
+        .tcp()
+        .unwrap_err();
     assert!(
         matches!(error, RendezvousError::TokenUnset { rank: 1, .. }),
         "{error}"
