@@ -1,6 +1,8 @@
 //! Measures the collectives over ranks that are threads.
 //!
-//! `cargo run --release -p burn-shard-comm --example bandwidth -- [world_size] [MiB]`
+//! `cargo run --release -p burn-shard-comm --example bandwidth -- [world_size] [MiB] [pairwise]`
+//!
+//! With `pairwise`, the ranks exchange bytes through pipes in memory instead of reading each other's.
 //!
 //! Prints the bytes of the full buffer per second: of the output for `all_gather`, of the input
 //! otherwise. `memcpy` is a plain copy of that buffer on every rank at once, for comparison.
@@ -9,11 +11,13 @@
 use std::{
     hint::black_box,
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
 use burn_shard_comm::{
-    Element, Error, OwnedSegments, ProcessGroup, ReduceOp, SegmentsMut, SlicesMut, shard_numel,
+    Element, Error, OwnedSegments, Pairwise, ProcessGroup, ReduceOp, SegmentsMut, SlicesMut,
+    conformance::MemoryTransport, shard_numel,
 };
 
 const ROUNDS: usize = 30;
@@ -117,7 +121,7 @@ fn main() -> Result<(), Error> {
     };
     let (world_size, mib): (usize, usize) = (next(2), next(64));
     let bytes = mib << 20;
-    let results = ProcessGroup::spawn(world_size, |group| -> Result<_, Error> {
+    let run = |group: ProcessGroup| -> Result<_, Error> {
         let single = measure(&group, bytes / 4, 1.0f32)?;
         let half = measure(&group, bytes / 2, half::bf16::ONE)?;
         let half_ieee = measure(&group, bytes / 2, half::f16::ONE)?;
@@ -125,7 +129,23 @@ fn main() -> Result<(), Error> {
             group.all_reduce(&mut [1.0f32; 256], ReduceOp::Sum)
         })?;
         Ok((single, half, half_ieee, small))
-    })?;
+    };
+    let results: Vec<Result<_, Error>> = if std::env::args().any(|text| text == "pairwise") {
+        thread::scope(|scope| {
+            let ranks: Vec<_> = MemoryTransport::group_with_pipes(world_size, 256 << 10)
+                .into_iter()
+                .map(|transport| {
+                    let pairwise = Pairwise::new(transport, Duration::from_secs(60));
+                    scope.spawn(|| run(ProcessGroup::new(Arc::new(pairwise))))
+                })
+                .collect();
+            let joined = ranks.into_iter().map(thread::ScopedJoinHandle::join);
+            joined.collect::<Result<_, _>>()
+        })
+        .expect("no rank should panic")
+    } else {
+        ProcessGroup::spawn(world_size, run)?
+    };
     for result in results.into_iter().take(1) {
         let (single, half, half_ieee, small) = result?;
         print(world_size, bytes / 4, "f32", &single, bytes);

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{call::Call, communicator::Collective, dtype::DType};
+use crate::{
+    call::Call, communicator::Collective, dtype::DType, placement::PlacementError,
+    rendezvous::RendezvousError,
+};
 
 /// What a collective refuses or how it fails.
 ///
@@ -14,6 +17,20 @@ pub enum Error {
     /// Refusal: a group without ranks.
     #[error("a group needs at least one rank (world_size is 0)")]
     NoRanks,
+
+    /// Refusal: nothing says which rank this process is.
+    #[error(
+        "no launcher has told this process its rank (start it with burn-shard launch, torchrun, srun or mpirun; for ranks that are threads, use ProcessGroup::spawn)"
+    )]
+    NoLauncher,
+
+    /// Refusal: the launcher's variables do not say where this process stands.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+
+    /// Failure: the ranks, which are processes, did not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
 
     /// Refusal: the mean of integers has no exact result.
     #[error(
@@ -224,6 +241,28 @@ pub enum Error {
         message: String,
     },
 
+    /// Failure: the process of a rank ended without a word, or the connection to it broke.
+    #[error("rank {rank}: rank {peer} is gone without a word: {message}")]
+    RankDied {
+        /// The rank that noticed.
+        rank: usize,
+        /// The rank that is gone.
+        peer: usize,
+        /// What the system said.
+        message: String,
+    },
+
+    /// Failure: a rank sent what no rank of this version sends at this point.
+    #[error("rank {rank}: rank {peer} is out of step: it {message}")]
+    OutOfStep {
+        /// The rank that noticed.
+        rank: usize,
+        /// The rank that sent it.
+        peer: usize,
+        /// What it sent, and what was expected.
+        message: String,
+    },
+
     /// Failure: [`Recording`](crate::Recording) was told to fail this call.
     #[error("rank {rank}: call {call} ({collective}) fails as it was told to")]
     Injected {
@@ -265,6 +304,8 @@ impl Error {
     pub const fn is_refusal(&self) -> bool {
         match self {
             Self::NoRanks
+            | Self::NoLauncher
+            | Self::Placement(_)
             | Self::MeanOfIntegers { .. }
             | Self::RootOutOfRange { .. }
             | Self::RootWithoutInput { .. }
@@ -275,12 +316,15 @@ impl Error {
             | Self::SegmentCountDiffers { .. }
             | Self::NumelDiffers { .. }
             | Self::BadSegment { .. } => true,
-            Self::Mismatch { .. }
+            Self::Rendezvous(_)
+            | Self::Mismatch { .. }
             | Self::Deadline { .. }
             | Self::RankLeft { .. }
             | Self::Interrupted { .. }
             | Self::Aborted { .. }
             | Self::RankPanicked { .. }
+            | Self::RankDied { .. }
+            | Self::OutOfStep { .. }
             | Self::Injected { .. }
             | Self::Threads { .. }
             | Self::Poisoned { .. } => false,

@@ -36,10 +36,14 @@
 //!
 //! [`Communicator`] is what a backend provides: lists of buffers ([`Segments`]), unfinished
 //! collectives ([`Work`]). [`ProcessGroup`] wraps one and adds collectives on plain slices. [`Local`]
-//! starts ranks as threads, the reference backend. [`Placement`] is where a process stands among those
-//! that a launcher started. [`Recording`] wraps a communicator to count,
-//! delay or fail its calls. The suite that every backend has to pass is the module `conformance`,
+//! starts ranks as threads, the reference backend. [`Pairwise`] makes a communicator of anything that
+//! moves bytes between processes ([`Transport`]). [`Recording`] wraps a communicator to count, delay or
+//! fail its calls. The suite that every backend has to pass is the module `conformance`,
 //! behind the feature of that name.
+//!
+//! Ranks that are processes: [`ProcessGroup::from_env`] joins the group that a launcher started. Its parts
+//! are [`Placement`], where a process stands, [`Rendezvous`], how processes find each other, and
+//! [`TcpTransport`].
 //!
 //! # The key decision: inputs are owned
 //!
@@ -70,16 +74,21 @@ mod communicator;
 pub mod conformance;
 mod dtype;
 mod error;
+mod from_env;
 mod group;
 mod hub;
 mod local;
+mod pairwise;
 mod parallel;
 mod pieces;
 mod placement;
 mod recording;
 mod reduce;
+mod rendezvous;
 mod segments;
+mod sockets;
 mod spawn;
+mod tcp;
 mod traffic;
 mod transport;
 
@@ -88,9 +97,12 @@ pub use communicator::{Collective, Communicator, ReduceOp, Work, shard_numel};
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use group::ProcessGroup;
+pub use pairwise::Pairwise;
 pub use placement::{Placement, PlacementError, Rule};
 pub use recording::Recording;
+pub use rendezvous::{JobFault, Rendezvous, RendezvousError, Store};
 pub use segments::{MaybeSegment, OwnedSegments, Segments, SegmentsMut, SlicesMut, SparseSegments};
 pub use spawn::Local;
+pub use tcp::TcpTransport;
 pub use traffic::{Count, Traffic};
 pub use transport::{Fault, LIMIT_GRANULARITY, Limit, Transport};

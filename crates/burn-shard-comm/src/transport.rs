@@ -1,5 +1,5 @@
-//! What a way to move bytes between processes has to provide, so that `Pairwise`
-//! makes a communicator of it.
+//! What a way to move bytes between processes has to provide, so that
+//! [`Pairwise`](crate::Pairwise) makes a communicator of it.
 
 use std::{
     fmt,
@@ -79,7 +79,8 @@ pub trait Transport: Send + fmt::Debug + 'static {
     ///
     /// Neither waits for the other: ranks that send to each other in a ring, more than any buffer of
     /// the system holds, do not block each other. `to` and `from` are other ranks, possibly the same;
-    /// an empty slice sends or receives nothing.
+    /// an empty slice sends or receives nothing. Up to 4 KiB to each rank are sent without its receiving
+    /// them: ranks tell each other that they have arrived before they listen.
     ///
     /// # Errors
     ///

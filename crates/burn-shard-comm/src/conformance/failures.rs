@@ -289,8 +289,9 @@ pub fn an_abort_reaches_every_rank(launcher: &impl Launcher) {
     launcher.run(3, |group| {
         group.barrier().unwrap();
         if group.rank() == 1 {
-            // Late enough that the others wait, most of the time; either way they get an error.
-            std::thread::sleep(Duration::from_millis(20));
+            // Late enough that the others have left the first barrier, and wait in the second most of
+            // the time; either way they get an error.
+            std::thread::sleep(Duration::from_millis(200));
             group.abort("out of data");
             group.abort("a second reason changes nothing");
         } else {

@@ -14,6 +14,7 @@
 )]
 
 mod failures;
+mod memory;
 mod probe;
 mod results;
 
@@ -21,6 +22,7 @@ pub use failures::{
     a_failed_call_reaches_every_rank, an_abort_reaches_every_rank,
     mismatches_are_told_to_every_rank, refusals_leave_the_group_usable,
 };
+pub use memory::MemoryTransport;
 pub use results::{
     a_deadline_can_be_set, a_nan_on_any_rank_shows, absent_contributions_count_as_zeros,
     bytes_of_any_length_travel, collectives_match_a_naive_reference,
@@ -36,6 +38,48 @@ use crate::{Element, ProcessGroup, ReduceOp, shard_numel};
 pub trait Launcher {
     /// Runs `f` once per rank of a new group and waits for all; panics if `f` panics on any rank.
     fn run<F: Fn(ProcessGroup) + Sync>(&self, world_size: usize, f: F);
+}
+
+/// Makes one test of each property, for the [`Launcher`] that the expression gives.
+///
+/// # Examples
+///
+/// ```
+/// # use burn_shard_comm::{Local, ProcessGroup, conformance::Launcher};
+/// struct Threads;
+/// impl Launcher for Threads {
+///     fn run<F: Fn(ProcessGroup) + Sync>(&self, world_size: usize, f: F) {
+///         Local::new(world_size).spawn(f).unwrap();
+///     }
+/// }
+/// burn_shard_comm::conformance_tests!(Threads);
+/// ```
+#[macro_export]
+macro_rules! conformance_tests {
+    ($launcher:expr) => {
+        $crate::conformance_tests!(@each $launcher;
+            collectives_match_a_naive_reference,
+            large_buffers_match_a_naive_reference,
+            results_do_not_depend_on_timing,
+            lists_may_mix_lengths,
+            absent_contributions_count_as_zeros,
+            a_nan_on_any_rank_shows,
+            unfinished_collectives_may_be_finished_in_any_order,
+            refusals_leave_the_group_usable,
+            mismatches_are_told_to_every_rank,
+            an_abort_reaches_every_rank,
+            a_failed_call_reaches_every_rank,
+            traffic_follows_from_the_lengths,
+            bytes_of_any_length_travel,
+            a_deadline_can_be_set,
+        );
+    };
+    (@each $launcher:expr; $($name:ident),* $(,)?) => {$(
+        #[test]
+        fn $name() {
+            $crate::conformance::$name(&$launcher);
+        }
+    )*};
 }
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min];

@@ -1,0 +1,195 @@
+//! Agreement: that all ranks have called the same collective, before anything of it is sent.
+//!
+//! Each rank sends a header of fixed size to all others and then reads theirs. Once that is done every
+//! rank has arrived, so it is all a barrier needs. Small collectives send their elements right behind
+//! the header, and are over after this one phase.
+//!
+//! All headers are sent before any is awaited. A rank that waits for a late one has therefore told
+//! everybody that it is there itself, and is not taken for late by the others.
+
+use siphasher::sip128::SipHasher13;
+
+use super::{
+    desk::Slots,
+    line::{Failure, Line},
+    words::{CALL_BYTES, VERSION, decode_call, encode_call, encode_call_bounded},
+};
+use crate::call::Call;
+
+/// Most bytes that follow a header to one rank. Twice this and a header are less than the 4 KiB that a
+/// transport sends before the other end receives: a rank can be one collective ahead of another.
+pub(super) const INLINE_BYTES: usize = 2000;
+
+const HEADER_BYTES: usize = 40;
+const MAGIC: [u8; 4] = [b'B', b'S', b'P', VERSION];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    /// Bytes that follow right away.
+    inline_bytes: u32,
+    /// Bytes of the encoded call, should ranks disagree.
+    call_bytes: u32,
+    sequence: u64,
+    /// Of the encoded call.
+    hash: [u8; 16],
+}
+
+impl Header {
+    fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..8].copy_from_slice(&self.inline_bytes.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.call_bytes.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.hash);
+        bytes
+    }
+
+    fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, String> {
+        let (magic, rest) = bytes.split_at(4);
+        if magic != MAGIC {
+            return Err(format!(
+                "sent a header that begins with {magic:?}, expected {MAGIC:?} (all ranks have to run the same version)"
+            ));
+        }
+        let u32_at = |at: usize| {
+            let bytes = rest[at..at + 4].try_into();
+            u32::from_le_bytes(bytes.expect("4 bytes should be 4"))
+        };
+        let header = Self {
+            inline_bytes: u32_at(0),
+            call_bytes: u32_at(4),
+            sequence: u64::from_le_bytes(rest[12..20].try_into().expect("8 bytes should be 8")),
+            hash: rest[20..].try_into().expect("16 bytes should be 16"),
+        };
+        if to_usize(header.inline_bytes) > INLINE_BYTES || to_usize(header.call_bytes) > CALL_BYTES
+        {
+            return Err(format!("sent a header without sense: {header:?}"));
+        }
+        Ok(header)
+    }
+}
+
+/// Returns once all ranks are known to have called `call` as their collective number `sequence`.
+///
+/// `inline(to)` is sent to rank `to` behind the header; what others sent is in their slot of `inbox`.
+pub(super) fn agree(
+    line: &mut Line<'_>,
+    (sequence, call): (u64, &Call),
+    inline: impl Fn(usize) -> Vec<u8>,
+    inbox: &mut Slots<'_>,
+) -> Result<(), Failure> {
+    let written = encode_call(call);
+    let hash = SipHasher13::new_with_key(b"burn-shard calls").hash(&written);
+    let written = if written.len() > CALL_BYTES {
+        encode_call_bounded(call)
+    } else {
+        written
+    };
+    let mine = Header {
+        inline_bytes: 0,
+        call_bytes: to_u32(written.len()),
+        sequence,
+        hash: hash.as_u128().to_le_bytes(),
+    };
+    let mut others: Vec<usize> = line.rounds().map(|(_, from)| from).collect();
+    others.sort_unstable();
+    line.begin(others);
+    for (to, _) in line.rounds() {
+        let bytes = inline(to);
+        let inline_bytes = to_u32(bytes.len());
+        line.send(
+            to,
+            &Header {
+                inline_bytes,
+                ..mine
+            }
+            .encode(),
+        )?;
+        if !bytes.is_empty() {
+            line.send(to, &bytes)?;
+        }
+    }
+    let mut headers = vec![mine; line.world_size()];
+    for (_, from) in line.rounds() {
+        let mut bytes = [0; HEADER_BYTES];
+        line.receive(from, &mut bytes)?;
+        let header = Header::decode(&bytes).map_err(|message| Failure::OutOfStep {
+            peer: from,
+            message,
+        })?;
+        if header.sequence != sequence {
+            let found = header.sequence;
+            return Err(Failure::OutOfStep {
+                peer: from,
+                message: format!("sent the header of collective #{found}, expected #{sequence}"),
+            });
+        }
+        if header.inline_bytes > 0 {
+            line.receive(from, inbox.slot(from, to_usize(header.inline_bytes)))?;
+        }
+        headers[from] = header;
+        line.missing.retain(|&rank| rank != from);
+    }
+    if headers.iter().all(|header| header.hash == mine.hash) {
+        return Ok(());
+    }
+    // Every rank has the same headers before it, and comes here.
+    let mut calls = vec![call.clone(); line.world_size()];
+    for (to, from) in line.rounds() {
+        let mut theirs = vec![0; to_usize(headers[from].call_bytes)];
+        line.exchange(to, &written, from, &mut theirs)?;
+        calls[from] = decode_call(&theirs).map_err(|message| Failure::OutOfStep {
+            peer: from,
+            message,
+        })?;
+    }
+    Err(Failure::Mismatch(calls.into()))
+}
+
+fn to_usize(bytes: u32) -> usize {
+    usize::try_from(bytes).expect("a bounded length should fit a usize")
+}
+
+fn to_u32(bytes: usize) -> u32 {
+    u32::try_from(bytes).expect("a bounded length should fit a u32")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_survive_the_way_and_strange_ones_are_refused() {
+        let header = Header {
+            inline_bytes: 7,
+            call_bytes: 1 << 20,
+            sequence: u64::MAX - 3,
+            hash: *b"0123456789abcdef",
+        };
+        let bytes = header.encode();
+        assert_eq!(Header::decode(&bytes), Ok(header));
+        let mut strange = bytes;
+        strange[3] += 1;
+        assert!(
+            Header::decode(&strange)
+                .unwrap_err()
+                .contains("same version")
+        );
+        for at in [6, 11] {
+            let mut strange = bytes;
+            strange[at] = 0xff;
+            assert!(Header::decode(&strange).unwrap_err().contains("sense"));
+        }
+    }
+
+    #[test]
+    fn the_hash_is_the_same_in_every_build() {
+        let call = crate::call::Caller::barrier();
+        let hash = SipHasher13::new_with_key(b"burn-shard calls").hash(&encode_call(&call));
+        assert_eq!(
+            hash.as_u128(),
+            228_431_433_574_174_448_999_238_125_845_345_073_149
+        );
+    }
+}
