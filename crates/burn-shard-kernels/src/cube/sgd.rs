@@ -6,7 +6,7 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::adam::{check_ranges, grad_scale, skipped};
+use super::adam::{check_ranges, grad_scale, rounded, skipped};
 use super::buffer::{Dtype, FlatBuffer, StepControl, check_devices, check_disjoint, optional_arg};
 use super::geometry::{Geometry, Walk};
 use crate::error::{Error, check_numel};
@@ -174,27 +174,27 @@ pub(crate) fn sgd_kernel<G: Float, M: Float, C: Float, N: Size>(
         let i = walk.start + at;
         let mut g = Vector::<f32, N>::cast_from(grad[i]);
         if comptime!(scaled) {
-            g *= Vector::new(scale);
+            g = rounded(g * Vector::new(scale));
         }
         let p = param[i];
         if comptime!(variant.decay) {
-            g += p * Vector::new(s.penalty);
+            g += rounded(p * Vector::new(s.penalty));
         }
         #[comptime]
         if let ComptimeOption::Some(velocity) = velocity.as_mut() {
             let mut v = g;
             if comptime!(!variant.first) {
-                v = g * Vector::new(s.undampened)
-                    + Vector::<f32, N>::cast_from(velocity[i]) * Vector::new(s.momentum);
+                let kept = Vector::<f32, N>::cast_from(velocity[i]) * Vector::new(s.momentum);
+                v = rounded(g * Vector::new(s.undampened)) + rounded(kept);
             }
             velocity[i] = Vector::cast_from(v);
             if comptime!(variant.nesterov) {
-                g += v * Vector::new(s.momentum);
+                g += rounded(v * Vector::new(s.momentum));
             } else {
                 g = v;
             }
         }
-        let p = p - g * Vector::new(s.lr);
+        let p = p - rounded(g * Vector::new(s.lr));
         param[i] = p;
         #[comptime]
         if let ComptimeOption::Some(copy) = copy.as_mut() {
