@@ -490,7 +490,9 @@ fn tensors_have_to_fit_their_slots(client: &Client) {
 fn a_buffer_of_another_device_is_refused() {
     use cubecl::device::DeviceId;
     let here = burn_shard_kernel_checks::client("cpu");
-    let there = Client::load::<<cubecl::cpu::CpuRuntime as cubecl::__private::Runtime>::Server>(DeviceId::new(0, 7));
+    let there = Client::load::<<cubecl::cpu::CpuRuntime as cubecl::__private::Runtime>::Server>(
+        DeviceId::new(0, 7),
+    );
     let handle = there.empty(64);
     let refusal = FlatBuffer::new(&here, &handle, 0, 4, Dtype::F32).map(|_| ());
     assert_eq!(

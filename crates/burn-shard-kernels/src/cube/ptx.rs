@@ -190,7 +190,7 @@ fn kernels(address: AddressType) -> Vec<Named> {
         )
     };
     /// Tensors per launch.
-    const BATCH: usize = 16;
+    const BATCH: usize = 8;
     vec![
         named("adam f32", 4, 3, adam(variant(false), false)),
         named("adamw f32", 4, 3, adam(variant(true), false)),
@@ -223,7 +223,7 @@ fn kernels(address: AddressType) -> Vec<Named> {
             moving(0, Direction::Out, [bf16s, f32s]),
         ),
         named(
-            "pack 16 tensors f32",
+            "pack 8 tensors f32",
             1,
             1,
             batch_in_kernel::BatchInKernel::new(
@@ -242,7 +242,7 @@ fn kernels(address: AddressType) -> Vec<Named> {
             ),
         ),
         named(
-            "unpack 16 tensors f32",
+            "unpack 8 tensors f32",
             1,
             1,
             batch_out_kernel::BatchOutKernel::new(

@@ -37,7 +37,7 @@ impl Strategy {
         } else {
             // A buffer each, the flat one, and one of scalars.
             let bindings = client.properties().hardware.max_bindings as usize;
-            Self::Batched(bindings.saturating_sub(2).clamp(1, 16))
+            Self::Batched(bindings.saturating_sub(2).clamp(1, 8))
         }
     }
 }
