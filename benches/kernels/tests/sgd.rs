@@ -21,9 +21,11 @@ fn hypers() -> Vec<SgdHyper> {
         for momentum in [None, Some(false), Some(true)] {
             hypers.push(SgdHyper {
                 weight_decay,
+                // Not the defaults: there, momentum is 1 - dampening.
                 momentum: momentum.map(|nesterov| MomentumHyper {
+                    momentum: 0.8,
+                    dampening: 0.3,
                     nesterov,
-                    ..MomentumHyper::default()
                 }),
             });
         }
