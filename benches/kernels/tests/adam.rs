@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 #![allow(
+    clippy::print_stdout,
+    reason = "how much of a bound is used is worth seeing"
+)]
+#![allow(
     clippy::cast_possible_truncation,
     reason = "scalars are narrowed as the steps narrow them"
 )]
@@ -230,10 +234,10 @@ impl Bounded {
         let c1 = 1.0 - power(hyper.beta_1);
         let c2 = 1.0 - power(hyper.beta_2);
         let first = time == 1;
-        for i in 0..grad.len() {
+        for (i, &grad) in grad.iter().enumerate() {
             let [p, m, v] = std::array::from_fn(|k| self.value[k][i]);
             let [ep, em, ev] = std::array::from_fn(|k| self.error[k][i]);
-            let (mut g, mut eg) = (f64::from(grad[i]), 0.0);
+            let (mut g, mut eg) = (f64::from(grad), 0.0);
             if let WeightDecay::L2(penalty) = hyper.weight_decay {
                 let penalty = f64::from(penalty);
                 g += penalty * p;

@@ -25,7 +25,7 @@ fn scalar(client: &Client) -> FlatBuffer {
     upload(client, &[9.0], Dtype::F32)
 }
 
-/// Sum of squares, largest magnitude, found_inf.
+/// Sum of squares, largest magnitude, whether something was not finite.
 fn run(client: &Client, buffers: &[&FlatBuffer]) -> [f32; 3] {
     let out = [scalar(client), scalar(client), scalar(client)];
     let named = NormBuffers {

@@ -11,7 +11,6 @@ use crate::error::Error;
 
 /// The dtypes kernels read and write; arithmetic is always in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Dtype {
     /// IEEE single precision.
     F32,

@@ -69,8 +69,12 @@ pub fn norms(client: &Client, buffers: &[&FlatBuffer], out: &NormBuffers<'_>) ->
         .map(|buffer| (*buffer, FirstPass::new(client, buffer)))
         .collect();
     let mut slots: usize = plans.iter().map(|(_, plan)| plan.units).sum();
-    let partials = |slots: usize| client.empty(slots.max(1) * FIELDS * size_of::<f32>());
-    let mut from = partials(slots);
+    let partials = |slots: usize| {
+        let numel = slots.max(1) * FIELDS;
+        let handle = client.empty(numel * Dtype::F32.size_bytes());
+        FlatBuffer::new(client, &handle, 0, numel, Dtype::F32)
+    };
+    let mut from = partials(slots)?;
     let mut first_slot = 0;
     for (buffer, plan) in &plans {
         let cube_dim = CubeDim::new(client, plan.units);
@@ -84,7 +88,7 @@ pub fn norms(client: &Client, buffers: &[&FlatBuffer], out: &NormBuffers<'_>) ->
                 address_type(buffer.numel()),
                 plan.vector,
                 buffer.arg(plan.vector),
-                BufferArg::from_raw_parts(from.clone(), slots * FIELDS),
+                from.arg(1),
                 first_slot,
                 plan.units,
                 plan.len,
@@ -96,7 +100,7 @@ pub fn norms(client: &Client, buffers: &[&FlatBuffer], out: &NormBuffers<'_>) ->
     }
     while slots > FAN_IN {
         let units = slots.div_ceil(FAN_IN);
-        let to = partials(units);
+        let to = partials(units)?;
         let cube_dim = CubeDim::new(client, units);
         // SAFETY: the units read the `slots` slots `from` was made for, and write one slot each.
         unsafe {
@@ -105,8 +109,8 @@ pub fn norms(client: &Client, buffers: &[&FlatBuffer], out: &NormBuffers<'_>) ->
                 cubecl::calculate_cube_count_elemwise(client, units, cube_dim),
                 cube_dim,
                 AddressType::U32,
-                BufferArg::from_raw_parts(from, slots * FIELDS),
-                BufferArg::from_raw_parts(to.clone(), units * FIELDS),
+                from.arg(1),
+                to.arg(1),
                 slots,
                 units,
                 FAN_IN,
@@ -122,7 +126,7 @@ pub fn norms(client: &Client, buffers: &[&FlatBuffer], out: &NormBuffers<'_>) ->
             CubeCount::new_single(),
             CubeDim::new_single(),
             AddressType::U32,
-            BufferArg::from_raw_parts(from, slots.max(1) * FIELDS),
+            from.arg(1),
             out.sum_of_squares.arg(1),
             out.max_abs.arg(1),
             out.found_inf.arg(1),

@@ -195,11 +195,10 @@ impl Mover<'_> {
         let address = self.address(pieces);
         let args = || pieces.iter().map(tensor_arg);
         let places = pieces.iter().map(Move::arg).collect();
-        // SAFETY: as in `one`, for each of the pieces; their slots do not overlap, and on the way out
-        // their tensors do not either.
-        unsafe {
-            match self.direction {
-                Direction::In => batch_in_kernel::launch_unchecked(
+        match self.direction {
+            // SAFETY: as in `one`, for each of the pieces; their slots do not overlap.
+            Direction::In => unsafe {
+                batch_in_kernel::launch_unchecked(
                     self.client,
                     cube_count,
                     cube_dim,
@@ -213,8 +212,11 @@ impl Mover<'_> {
                     self.scale,
                     self.is_scaled(),
                     self.dtypes(tensor),
-                ),
-                Direction::Out => batch_out_kernel::launch_unchecked(
+                );
+            },
+            // SAFETY: likewise; `unpack` has checked that the tensors do not overlap either.
+            Direction::Out => unsafe {
+                batch_out_kernel::launch_unchecked(
                     self.client,
                     cube_count,
                     cube_dim,
@@ -228,8 +230,8 @@ impl Mover<'_> {
                     self.scale,
                     self.is_scaled(),
                     self.dtypes(tensor),
-                ),
-            }
+                );
+            },
         }
     }
 
