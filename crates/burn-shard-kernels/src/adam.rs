@@ -172,20 +172,20 @@ impl Lockstep for AdamSlices<'_> {
 }
 
 /// What one Adam step multiplies and adds, each narrowed where Burn narrows it.
-struct AdamScalars {
-    first: bool,
-    lr: f32,
-    beta_1: f32,
-    beta_2: f32,
-    factor_1: f32,
-    factor_2: f32,
-    combined_factor: f32,
-    epsilon: f32,
-    penalty: Option<f32>,
+pub(crate) struct AdamScalars {
+    pub(crate) first: bool,
+    pub(crate) lr: f32,
+    pub(crate) beta_1: f32,
+    pub(crate) beta_2: f32,
+    pub(crate) factor_1: f32,
+    pub(crate) factor_2: f32,
+    pub(crate) combined_factor: f32,
+    pub(crate) epsilon: f32,
+    pub(crate) penalty: Option<f32>,
 }
 
 impl AdamScalars {
-    fn new(time: usize, lr: f64, hyper: &AdamHyper) -> Result<Self, Error> {
+    pub(crate) fn new(time: usize, lr: f64, hyper: &AdamHyper) -> Result<Self, Error> {
         let checked_time = check_hyper(time, lr, hyper)?;
         let penalty = match hyper.weight_decay {
             WeightDecay::None => None,
@@ -213,22 +213,22 @@ impl AdamScalars {
 }
 
 /// What one AdamW step multiplies, divides and adds, each narrowed where Burn narrows it.
-struct AdamWScalars {
-    first: bool,
-    lr: f32,
-    beta_1: f32,
-    beta_2: f32,
-    factor_1: f32,
-    factor_2: f32,
-    correction_1: f32,
-    correction_2: f32,
-    epsilon: f32,
+pub(crate) struct AdamWScalars {
+    pub(crate) first: bool,
+    pub(crate) lr: f32,
+    pub(crate) beta_1: f32,
+    pub(crate) beta_2: f32,
+    pub(crate) factor_1: f32,
+    pub(crate) factor_2: f32,
+    pub(crate) correction_1: f32,
+    pub(crate) correction_2: f32,
+    pub(crate) epsilon: f32,
     /// `None` where Burn does not scale the parameter.
-    retained: Option<f32>,
+    pub(crate) retained: Option<f32>,
 }
 
 impl AdamWScalars {
-    fn new(time: usize, lr: f64, hyper: &AdamHyper) -> Result<Self, Error> {
+    pub(crate) fn new(time: usize, lr: f64, hyper: &AdamHyper) -> Result<Self, Error> {
         let checked_time = check_hyper(time, lr, hyper)?;
         let decay = match hyper.weight_decay {
             WeightDecay::None => 0.0,

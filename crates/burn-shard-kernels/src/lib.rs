@@ -43,6 +43,8 @@
 
 mod adam;
 mod chunk;
+#[cfg(feature = "cubecl")]
+pub mod cube;
 mod error;
 pub mod reference;
 mod sgd;

@@ -65,32 +65,17 @@ pub fn sgd_step(
     lr: f64,
     hyper: &SgdHyper,
 ) -> Result<(), Error> {
-    check_finite("lr", lr)?;
-    let checked_time = check_time(time)?;
-    if let Some(penalty) = hyper.weight_decay {
-        check_finite("weight_decay", f64::from(penalty))?;
-    }
+    let scalars = SgdScalars::new(time, lr, hyper)?;
     check_numel("grad", grad.len(), param.len())?;
-    let lr = narrow(lr);
     match (&hyper.momentum, velocity) {
         (None, None) => {
             let slices = PlainSlices { param, grad };
             in_chunks(slices, &|slices| {
-                plain_chunk(slices, lr, hyper.weight_decay)
+                plain_chunk(slices, scalars.lr, scalars.penalty)
             });
         }
-        (Some(momentum), Some(velocity)) => {
-            check_finite("momentum", momentum.momentum)?;
-            check_finite("1 - dampening", 1.0 - momentum.dampening)?;
+        (Some(_), Some(velocity)) => {
             check_numel("velocity", velocity.len(), param.len())?;
-            let scalars = MomentumScalars {
-                first: checked_time == 1,
-                lr,
-                momentum: narrow(momentum.momentum),
-                undampened: narrow(1.0 - momentum.dampening),
-                nesterov: momentum.nesterov,
-                penalty: hyper.weight_decay,
-            };
             let slices = MomentumSlices {
                 param,
                 grad,
@@ -163,14 +148,41 @@ impl Lockstep for MomentumSlices<'_> {
     }
 }
 
-/// What one step with momentum multiplies, each narrowed where Burn narrows it.
-struct MomentumScalars {
-    first: bool,
-    lr: f32,
-    momentum: f32,
-    undampened: f32,
-    nesterov: bool,
-    penalty: Option<f32>,
+/// What one step multiplies, each narrowed where Burn narrows it.
+pub(crate) struct SgdScalars {
+    pub(crate) first: bool,
+    pub(crate) lr: f32,
+    /// 0 without momentum, like `undampened`.
+    pub(crate) momentum: f32,
+    pub(crate) undampened: f32,
+    pub(crate) nesterov: bool,
+    pub(crate) penalty: Option<f32>,
+}
+
+impl SgdScalars {
+    pub(crate) fn new(time: usize, lr: f64, hyper: &SgdHyper) -> Result<Self, Error> {
+        check_finite("lr", lr)?;
+        let checked_time = check_time(time)?;
+        if let Some(penalty) = hyper.weight_decay {
+            check_finite("weight_decay", f64::from(penalty))?;
+        }
+        let (mut momentum, mut undampened, mut nesterov) = (0.0, 0.0, false);
+        if let Some(hyper) = &hyper.momentum {
+            check_finite("momentum", hyper.momentum)?;
+            check_finite("1 - dampening", 1.0 - hyper.dampening)?;
+            momentum = narrow(hyper.momentum);
+            undampened = narrow(1.0 - hyper.dampening);
+            nesterov = hyper.nesterov;
+        }
+        Ok(Self {
+            first: checked_time == 1,
+            lr: narrow(lr),
+            momentum,
+            undampened,
+            nesterov,
+            penalty: hyper.weight_decay,
+        })
+    }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
@@ -191,7 +203,7 @@ fn plain_chunk(slices: PlainSlices, lr: f32, penalty: Option<f32>) {
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn momentum_chunk(slices: MomentumSlices, scalars: &MomentumScalars) {
+fn momentum_chunk(slices: MomentumSlices, scalars: &SgdScalars) {
     match (scalars.first, scalars.nesterov, scalars.penalty) {
         (true, false, None) => momentum_loop::<true, false, false>(slices, scalars, 0.0),
         (true, false, Some(penalty)) => {
@@ -213,7 +225,7 @@ fn momentum_chunk(slices: MomentumSlices, scalars: &MomentumScalars) {
 #[inline(always)]
 fn momentum_loop<const FIRST: bool, const NESTEROV: bool, const L2: bool>(
     slices: MomentumSlices<'_>,
-    s: &MomentumScalars,
+    s: &SgdScalars,
     penalty: f32,
 ) {
     let MomentumSlices {
