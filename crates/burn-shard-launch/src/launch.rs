@@ -18,7 +18,7 @@ use crate::{
     event::Event,
     options::Options,
     outcome::{Ending, Failure, Outcome},
-    output::{Sink, Stream, Tail, relay},
+    output::{Remarks, Sink, Stream, Tail, relay},
     ranks::{self, Ranks},
     signals,
     watch::Watch,
@@ -46,17 +46,29 @@ const FOR_OUTPUT: Duration = Duration::from_secs(2);
 /// When the system has no thread left.
 pub fn launch(options: &Options) -> Result<Outcome, LaunchError> {
     options.check()?;
-    let environment = Environment::new(options)?;
+    let failed = |source| LaunchError::System {
+        what: "start a thread",
+        source,
+    };
     let sink = Arc::new(Sink::default());
+    let remarks = Remarks::start(Arc::clone(&sink)).map_err(failed)?;
+    let outcome = run(options, sink, &remarks);
+    remarks.finish();
+    outcome
+}
+
+fn run(options: &Options, sink: Arc<Sink>, remarks: &Remarks) -> Result<Outcome, LaunchError> {
+    let environment = Environment::new(options)?;
     let (sender, events) = channel();
     let failed = |what| move |source| LaunchError::System { what, source };
     let signals = signals::Receiver::start(sender.clone()).map_err(failed("receive signals"))?;
     let mut watch = Watch::start().map_err(failed("start /bin/sh to watch the launcher"))?;
-    describe(options, &environment, &sink);
+    describe(options, &environment, remarks);
 
     let mut job = Job {
         options,
         sink,
+        remarks,
         ranks: Ranks::default(),
         tails: Vec::new(),
         endings: vec![None; options.local_world_size],
@@ -77,7 +89,7 @@ pub fn launch(options: &Options) -> Result<Outcome, LaunchError> {
     Ok(outcome)
 }
 
-fn describe(options: &Options, environment: &Environment, sink: &Sink) {
+fn describe(options: &Options, environment: &Environment, remarks: &Remarks) {
     let (first, end) = (
         options.first_rank(),
         options.first_rank() + options.local_world_size,
@@ -86,7 +98,7 @@ fn describe(options: &Options, environment: &Environment, sink: &Sink) {
         Some(threads) => format!("RAYON_NUM_THREADS={threads} (cores by ranks; set it to choose)"),
         None => "RAYON_NUM_THREADS as it is set".to_owned(),
     };
-    sink.say(&format!(
+    remarks.say(&format!(
         "ranks {first}..{end} of {}: {}; they meet at {}; {threads}",
         options.world_size(),
         options.program.display(),
@@ -104,6 +116,7 @@ enum Deadline {
 struct Job<'a> {
     options: &'a Options,
     sink: Arc<Sink>,
+    remarks: &'a Remarks,
     ranks: Ranks,
     tails: Vec<Arc<Tail>>,
     endings: Vec<Option<Ending>>,
@@ -159,7 +172,7 @@ impl Job<'_> {
             match receive(events, self.deadline.map(Deadline::at)) {
                 Some(event) => self.handle(&event),
                 None if matches!(self.deadline, Some(Deadline::Kill(_))) => {
-                    self.sink.say(&format!(
+                    self.remarks.say(&format!(
                         "{} did not end within {:?}: SIGKILL",
                         self.running(),
                         self.options.grace
@@ -197,12 +210,12 @@ impl Job<'_> {
                 let name = signal_hook::low_level::signal_name(number).unwrap_or("a signal");
                 if signals::ends(number) {
                     let grace = self.options.grace;
-                    self.sink.say(&format!(
+                    self.remarks.say(&format!(
                         "{name} passed on; what is left is killed in {grace:?}"
                     ));
                     self.kill_in_time();
                 } else {
-                    self.sink.say(&format!("{name} passed on"));
+                    self.remarks.say(&format!("{name} passed on"));
                 }
             }
         }
@@ -213,7 +226,7 @@ impl Job<'_> {
             return;
         }
         let rank = self.rank(local_rank);
-        self.sink.say(&format!(
+        self.remarks.say(&format!(
             "rank {rank} failed: {ending}; ending {}",
             self.running()
         ));
@@ -228,23 +241,38 @@ impl Job<'_> {
             .get_or_insert(Deadline::Kill(Instant::now() + self.options.grace));
     }
 
-    /// Waits for the last of the output; ends those that hold the pipes.
+    /// Waits for the last of the output, and ends what holds the pipes after its rank.
     fn drain(&mut self, events: &Receiver<Event>) {
         for signal in [Signal::TERM, Signal::KILL] {
-            let deadline = Instant::now() + FOR_OUTPUT;
-            while self.open_streams > 0 {
-                match receive(events, Some(deadline)) {
-                    Some(event) => self.handle(&event),
-                    None => break,
-                }
-            }
-            if self.open_streams == 0 {
+            if self.is_drained(events) {
                 return;
             }
-            self.sink
-                .say("processes that ranks have started still hold their output: ending them");
+            if !self.sink.is_writing() {
+                self.remarks
+                    .say("what ranks have started still holds their output: ending it");
+            }
             self.ranks.signal(signal, |_| true);
         }
+        // The rest is in the pipes, and goes as fast as the launcher's own reader takes it.
+        while !self.is_drained(events) {
+            if !self.sink.is_writing() {
+                self.remarks
+                    .say("a process that left its rank's group holds its output: not waited for");
+                return;
+            }
+        }
+    }
+
+    /// Whether all streams are closed, now or within [`FOR_OUTPUT`].
+    fn is_drained(&mut self, events: &Receiver<Event>) -> bool {
+        let deadline = Instant::now() + FOR_OUTPUT;
+        while self.open_streams > 0 {
+            let Some(event) = receive(events, Some(deadline)) else {
+                return false;
+            };
+            self.handle(&event);
+        }
+        true
     }
 
     fn end(self) -> Outcome {
@@ -258,7 +286,7 @@ impl Job<'_> {
             .collect();
         self.ranks.reap();
         if let Some(failure) = &first_failure {
-            report(failure, &endings, &self.sink);
+            report(failure, &endings, self.remarks);
         }
         Outcome {
             endings,
@@ -309,27 +337,26 @@ fn receive(events: &Receiver<Event>, deadline: Option<Instant>) -> Option<Event>
     }
 }
 
-fn report(failure: &Failure, endings: &[(usize, Ending)], sink: &Sink) {
+fn report(failure: &Failure, endings: &[(usize, Ending)], remarks: &Remarks) {
     let Failure {
         rank,
         ending,
         last_lines,
     } = failure;
-    sink.say(&format!("rank {rank} was the first to fail: {ending}"));
+    remarks.say(&format!("rank {rank} was the first to fail: {ending}"));
     let others = endings.iter().filter(|(other, _)| other != rank);
     let others: Vec<String> = others
         .map(|(other, ending)| format!("rank {other}: {ending}"))
         .collect();
     if !others.is_empty() {
-        sink.say(&format!("the others: {}", others.join(", ")));
+        remarks.say(&format!("the others: {}", others.join(", ")));
     }
     if last_lines.is_empty() {
-        sink.say(&format!("rank {rank} has written nothing"));
+        remarks.say(&format!("rank {rank} has written nothing"));
         return;
     }
-    sink.say(&format!("last lines of rank {rank}:"));
+    remarks.say(&format!("last lines of rank {rank}:"));
     for line in last_lines {
-        let line = [b"    ".as_slice(), line, b"\n"].concat();
-        sink.write(Stream::Err, &line);
+        remarks.quote(line);
     }
 }

@@ -5,8 +5,10 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::{Sender, channel},
     },
+    thread::{self, JoinHandle},
 };
 
 /// A longer line is written in pieces of this many bytes, each as a line.
@@ -25,36 +27,79 @@ pub(crate) enum Stream {
 #[derive(Debug, Default)]
 pub(crate) struct Sink {
     turn: Mutex<()>,
+    writers: AtomicUsize,
     out_is_closed: AtomicBool,
 }
 
 impl Sink {
-    pub(crate) fn write(&self, stream: Stream, line: &[u8]) {
+    /// Takes as long as the reader of the stream does.
+    fn write(&self, stream: Stream, line: &[u8]) {
+        self.writers.fetch_add(1, Ordering::Relaxed);
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let result = match stream {
             Stream::Out => write_all(io::stdout().lock(), line),
             Stream::Err => write_all(io::stderr().lock(), line),
         };
         drop(turn);
+        self.writers.fetch_sub(1, Ordering::Relaxed);
         // A training run is not worth less when nobody reads along.
         if let (Stream::Out, Err(error)) = (stream, result)
             && !self.out_is_closed.swap(true, Ordering::Relaxed)
         {
-            self.say(&format!(
-                "standard output: {error}; what ranks write there is lost"
-            ));
+            let remark = format!("standard output: {error}; what ranks write there is lost");
+            self.write(Stream::Err, &as_remark(&remark));
         }
     }
 
-    /// A remark of the launcher.
-    pub(crate) fn say(&self, remark: &str) {
-        self.write(Stream::Err, format!("[launch] {remark}\n").as_bytes());
+    /// Whether a line waits for the reader of a stream.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.writers.load(Ordering::Relaxed) > 0
     }
 }
 
 fn write_all(mut to: impl Write, line: &[u8]) -> io::Result<()> {
     to.write_all(line)?;
     to.flush()
+}
+
+fn as_remark(text: &str) -> Vec<u8> {
+    format!("[launch] {text}\n").into_bytes()
+}
+
+/// What the launcher says itself, on the standard error. A thread writes it, so that a terminal that
+/// stands still does not keep the launcher from ending its ranks.
+#[derive(Debug)]
+pub(crate) struct Remarks {
+    lines: Sender<Vec<u8>>,
+    thread: JoinHandle<()>,
+}
+
+impl Remarks {
+    pub(crate) fn start(sink: Arc<Sink>) -> io::Result<Self> {
+        let (lines, received) = channel::<Vec<u8>>();
+        let thread = thread::Builder::new()
+            .name("remarks".to_owned())
+            .spawn(move || {
+                for line in received {
+                    sink.write(Stream::Err, &line);
+                }
+            })?;
+        Ok(Self { lines, thread })
+    }
+
+    pub(crate) fn say(&self, text: &str) {
+        self.lines.send(as_remark(text)).ok();
+    }
+
+    pub(crate) fn quote(&self, line: &[u8]) {
+        self.lines.send([b"    ", line, b"\n"].concat()).ok();
+    }
+
+    /// Waits until all is written.
+    pub(crate) fn finish(self) {
+        drop(self.lines);
+        self.thread.join().ok();
+    }
 }
 
 /// The last lines of one rank.

@@ -6,7 +6,12 @@
 
 mod common;
 
-use std::{fs, os::unix::fs::PermissionsExt, process::Output, time::Instant};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    process::Output,
+    time::{Duration, Instant},
+};
 
 use burn_shard_comm::{Placement, Rule};
 use common::{Job, PATIENCE, kill, text};
@@ -113,6 +118,30 @@ fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
 }
 
 #[test]
+fn a_job_whose_output_is_stuck_ends_in_time() {
+    let script = "trap '' TERM; echo ready; while :; do echo y; done";
+    let mut job = Job::new("-n 2 --grace 1", script);
+    job.wrap("exec \"$@\" 2>&1");
+    let mut running = job.start();
+    running.wait_for("ready", 2);
+    running.signal(Signal::TERM);
+    let ranks_are_left = |running: &common::Running| {
+        running
+            .job
+            .processes()
+            .iter()
+            .any(|(_, line)| line.starts_with("sh -c trap"))
+    };
+    let start = Instant::now();
+    while ranks_are_left(&running) {
+        assert!(start.elapsed() < PATIENCE, "{:?}", running.job.processes());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (status, ..) = running.end();
+    assert_eq!(status.code(), Some(128 + 9));
+}
+
+#[test]
 fn a_stopped_rank_ends_like_the_others() {
     let script = "[ $RANK = 0 ] && kill -STOP $$; sleep 0.5; exit 4";
     let output = Job::new("-n 2 --grace 1000", script).run();
@@ -201,7 +230,7 @@ fn what_a_rank_started_ends_with_the_job() {
     let err = text(&output.stderr);
     assert!(output.status.success(), "{err}");
     assert!(
-        err.contains("processes that ranks have started still hold their output"),
+        err.contains("what ranks have started still holds their output"),
         "{err}"
     );
     let silent = Job::new("-n 2", "sleep 1000 >/dev/null 2>&1 & exit 0").run();

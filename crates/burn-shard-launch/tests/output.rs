@@ -70,6 +70,17 @@ fn a_rank_may_close_its_output_and_go_on() {
 }
 
 #[test]
+fn a_slow_reader_gets_everything() {
+    let mut running = Job::new("-n 1", "head -c 150000 /dev/zero | tr '\\0' '\\n'").start();
+    running.wait_for("[0]", 1);
+    // Longer than the launcher waits for output that nobody writes.
+    std::thread::sleep(std::time::Duration::from_secs(8));
+    let (status, out, err) = running.end();
+    assert!(status.success(), "{err}");
+    assert_eq!(out.lines().count(), 150_000 - 1, "{err}");
+}
+
+#[test]
 fn a_job_goes_on_when_nobody_reads_its_output() {
     let script = "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i + 1)); done; echo end >&2";
     let mut running = Job::new("-n 2", script).start();
