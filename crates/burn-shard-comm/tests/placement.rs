@@ -349,6 +349,11 @@ fn pmi_wins_over_slurm_only_where_they_disagree() {
     assert_eq!(placed(&alike).rule, Rule::Slurm);
     let hydra_in_srun = format!("{HYDRA}\n{SLURM_FOUR_HOSTS}");
     assert_eq!(placed(&hydra_in_srun).rule, Rule::Pmi);
+    let as_many = hydra_in_srun.replace("PMI_SIZE=2", "PMI_SIZE=13");
+    assert_eq!(
+        (placed(&as_many).rule, placed(&as_many).rank),
+        (Rule::Pmi, 1)
+    );
     let hydra_in_salloc = format!("{HYDRA}\nSLURM_NTASKS=4\nSLURM_JOB_ID=5");
     assert_eq!(placed(&hydra_in_salloc).rule, Rule::Pmi);
 }

@@ -21,6 +21,26 @@
 //! Every rank leads a process group, and signals go to the group: what a rank has started ends with it.
 //! Not covered: a process that leaves its rank's group (`setsid`, daemons), and what ranks have started
 //! if launcher and watching shell are killed at once.
+//!
+//! # Examples
+//!
+//! A program that offers `--launch N`: it starts itself N times, without that option.
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//!
+//! fn launch(ranks: usize, args: Vec<std::ffi::OsString>) -> std::io::Result<ExitCode> {
+//!     let mut options = burn_shard_launch::Options::new(std::env::current_exe()?, ranks);
+//!     options.args = args;
+//!     Ok(match burn_shard_launch::launch(&options) {
+//!         Ok(outcome) => ExitCode::from(outcome.exit_code()),
+//!         Err(error) => {
+//!             eprintln!("{error}");
+//!             ExitCode::from(error.exit_code())
+//!         }
+//!     })
+//! }
+//! ```
 #![cfg(unix)]
 #![deny(unsafe_code)]
 

@@ -6,7 +6,10 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{RecvTimeoutError, Sender, channel},
+    },
     time::{Duration, Instant},
 };
 
@@ -14,12 +17,30 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Long, because machines that run tests are busy. No test waits that long when all is well.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const TOO_LONG: Duration = PATIENCE.saturating_mul(2);
 const MARK: &str = "BURN_SHARD_LAUNCH_TEST";
 
 /// One launch; the processes that belong to it are known by a variable they inherit.
 pub(crate) struct Job {
     mark: String,
     command: Command,
+    /// Dropped with the job; see [`watch`].
+    end: Option<Sender<()>>,
+    started: Instant,
+}
+
+/// Kills what belongs to a job that lasts too long, so that its test fails instead of hanging.
+fn watch(mark: String) -> Sender<()> {
+    let (end, ended) = channel();
+    std::thread::spawn(move || {
+        if ended.recv_timeout(TOO_LONG) == Err(RecvTimeoutError::Timeout) {
+            for (pid, line) in processes(&mark) {
+                eprintln!("killed after {TOO_LONG:?}: {line}");
+                kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).ok();
+            }
+        }
+    });
+    end
 }
 
 impl Job {
@@ -50,7 +71,13 @@ impl Job {
             command.env_remove(inherited);
         }
         command.env(MARK, &mark);
-        Self { mark, command }
+        let (end, started) = (None, Instant::now());
+        Self {
+            mark,
+            command,
+            end,
+            started,
+        }
     }
 
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
@@ -76,12 +103,14 @@ impl Job {
 
     /// Runs the launch to its end; fails if anything is left of it.
     pub(crate) fn run(mut self) -> Output {
+        self.end = Some(watch(self.mark.clone()));
         let output = self.command.stdin(Stdio::null()).output().unwrap();
         self.assert_gone();
         output
     }
 
     pub(crate) fn start(mut self) -> Running {
+        self.end = Some(watch(self.mark.clone()));
         self.command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -101,6 +130,7 @@ impl Job {
         loop {
             let left = self.processes();
             if left.is_empty() {
+                assert!(self.started.elapsed() < TOO_LONG, "it had to be killed");
                 return;
             }
             assert!(start.elapsed() < PATIENCE, "still there: {left:?}");
@@ -110,28 +140,32 @@ impl Job {
 
     /// Number and command line of every process of this launch, the launcher included.
     pub(crate) fn processes(&self) -> Vec<(i32, String)> {
-        let wanted = format!("{MARK}={}", self.mark).into_bytes();
-        let mut found = Vec::new();
-        for entry in fs::read_dir("/proc").unwrap().flatten() {
-            let Some(pid) = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok())
-            else {
-                continue;
-            };
-            // A zombie's environment is empty; a process may end while it is looked at.
-            let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
-            if environment
-                .split(|&byte| byte == 0)
-                .any(|variable| variable == wanted)
-            {
-                let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-                found.push((pid, String::from_utf8_lossy(&line).replace('\0', " ")));
-            }
-        }
-        found
+        processes(&self.mark)
     }
+}
+
+fn processes(mark: &str) -> Vec<(i32, String)> {
+    let wanted = format!("{MARK}={mark}").into_bytes();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        // A zombie's environment is empty; a process may end while it is looked at.
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        if environment
+            .split(|&byte| byte == 0)
+            .any(|variable| variable == wanted)
+        {
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            found.push((pid, String::from_utf8_lossy(&line).replace('\0', " ")));
+        }
+    }
+    found
 }
 
 /// A launch that is under way.
