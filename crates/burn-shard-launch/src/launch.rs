@@ -82,9 +82,7 @@ fn run(options: &Options, sink: Arc<Sink>, remarks: &Remarks) -> Result<Outcome,
     job.wait(&events)?;
     job.drain(&events);
     let outcome = job.end();
-    watch
-        .done()
-        .map_err(failed("dismiss the shell that watches the launcher"))?;
+    watch.done();
     drop(signals);
     Ok(outcome)
 }

@@ -49,8 +49,9 @@ impl Watch {
     }
 
     /// Dropping a watch without this call kills the groups.
-    pub(crate) fn done(mut self) -> io::Result<()> {
-        writeln!(self.pipe, "done")?;
-        self.shell.wait().map(drop)
+    pub(crate) fn done(mut self) {
+        // If somebody has ended the shell before, there is nothing to dismiss.
+        writeln!(self.pipe, "done").ok();
+        self.shell.wait().ok();
     }
 }
