@@ -241,11 +241,12 @@ impl Job<'_> {
 
     /// Waits for the last of the output, and ends what holds the pipes after its rank.
     fn drain(&mut self, events: &Receiver<Event>) {
+        let mut before = self.sink.written();
         for signal in [Signal::TERM, Signal::KILL] {
             if self.is_drained(events) {
                 return;
             }
-            if !self.sink.is_writing() {
+            if !self.sink.is_busy(&mut before) {
                 self.remarks
                     .say("what ranks have started still holds their output: ending it");
             }
@@ -253,7 +254,7 @@ impl Job<'_> {
         }
         // The rest is in the pipes, and goes as fast as the launcher's own reader takes it.
         while !self.is_drained(events) {
-            if !self.sink.is_writing() {
+            if !self.sink.is_busy(&mut before) {
                 self.remarks
                     .say("a process that left its rank's group holds its output: not waited for");
                 return;

@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Sender, channel},
     },
     thread::{self, JoinHandle},
@@ -27,21 +27,22 @@ pub(crate) enum Stream {
 #[derive(Debug, Default)]
 pub(crate) struct Sink {
     turn: Mutex<()>,
-    writers: AtomicUsize,
+    begun: AtomicU64,
+    written: AtomicU64,
     out_is_closed: AtomicBool,
 }
 
 impl Sink {
     /// Takes as long as the reader of the stream does.
     fn write(&self, stream: Stream, line: &[u8]) {
-        self.writers.fetch_add(1, Ordering::Relaxed);
+        self.begun.fetch_add(1, Ordering::Relaxed);
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let result = match stream {
             Stream::Out => write_all(io::stdout().lock(), line),
             Stream::Err => write_all(io::stderr().lock(), line),
         };
         drop(turn);
-        self.writers.fetch_sub(1, Ordering::Relaxed);
+        self.written.fetch_add(1, Ordering::Relaxed);
         // A training run is not worth less when nobody reads along.
         if let (Stream::Out, Err(error)) = (stream, result)
             && !self.out_is_closed.swap(true, Ordering::Relaxed)
@@ -51,9 +52,16 @@ impl Sink {
         }
     }
 
-    /// Whether a line waits for the reader of a stream.
-    pub(crate) fn is_writing(&self) -> bool {
-        self.writers.load(Ordering::Relaxed) > 0
+    /// Lines written so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Whether lines were written since there were `before`, or one waits for the reader of a stream.
+    pub(crate) fn is_busy(&self, before: &mut u64) -> bool {
+        let written = self.written();
+        let since = written - std::mem::replace(before, written);
+        since > 0 || self.begun.load(Ordering::Relaxed) > written
     }
 }
 

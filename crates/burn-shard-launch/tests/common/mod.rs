@@ -16,7 +16,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Long, because machines that run tests are busy. No test waits that long when all is well.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 const TOO_LONG: Duration = PATIENCE.saturating_mul(2);
 const MARK: &str = "BURN_SHARD_LAUNCH_TEST";
 
