@@ -220,7 +220,8 @@ impl Job<'_> {
     }
 
     fn end_others(&mut self, local_rank: usize, ending: Ending) {
-        if self.endings.iter().all(Option::is_some) {
+        // Ranks that were told to end already may take a second signal for impatience.
+        if self.deadline.is_some() || self.endings.iter().all(Option::is_some) {
             return;
         }
         let rank = self.rank(local_rank);

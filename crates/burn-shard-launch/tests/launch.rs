@@ -163,6 +163,18 @@ fn a_signal_to_the_launcher_reaches_every_rank() {
 }
 
 #[test]
+fn ranks_that_were_told_to_end_are_told_once() {
+    let script = "if [ $RANK = 0 ]; then trap 'exit 7' TERM; else trap 'echo told' TERM; fi
+        echo ready; i=0; while [ $i -lt 30 ]; do sleep 0.1; i=$((i + 1)); done";
+    let mut running = Job::new("-n 2 --grace 100", script).start();
+    running.wait_for("ready", 2);
+    running.signal(Signal::TERM);
+    let (status, out, err) = running.end();
+    assert_eq!(status.code(), Some(7), "{err}");
+    assert_eq!(out.matches("told").count(), 1, "{out}");
+}
+
+#[test]
 fn a_signal_that_ends_the_ranks_is_the_launchers_exit_code() {
     for (signal, expected) in [
         (Signal::TERM, 128 + 15),
