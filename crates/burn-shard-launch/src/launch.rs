@@ -119,7 +119,7 @@ struct Job<'a> {
     tails: Vec<Arc<Tail>>,
     endings: Vec<Option<Ending>>,
     /// By its number on this host.
-    first_failure: Option<(usize, Ending)>,
+    first_failure: Option<(usize, Ending, Instant)>,
     open_streams: usize,
     deadline: Option<Deadline>,
 }
@@ -194,10 +194,7 @@ impl Job<'_> {
         match *event {
             Event::Ended(local_rank, ending) => {
                 self.endings[local_rank] = Some(ending);
-                if !ending.is_success() && self.first_failure.is_none() {
-                    self.first_failure = Some((local_rank, ending));
-                    self.end_others(local_rank, ending);
-                }
+                self.look_at(local_rank, ending);
             }
             Event::Closed => self.open_streams -= 1,
             Event::Signal(number) => {
@@ -216,6 +213,23 @@ impl Job<'_> {
                     self.remarks.say(&format!("{name} passed on"));
                 }
             }
+        }
+    }
+
+    fn look_at(&mut self, local_rank: usize, ending: Ending) {
+        let now = Instant::now();
+        match self.first_failure {
+            _ if ending.is_success() => {}
+            None => {
+                self.first_failure = Some((local_rank, ending, now));
+                self.end_others(local_rank, ending);
+            }
+            // A rank that the launcher itself has killed explains nothing.
+            Some(_) if matches!(self.deadline, Some(Deadline::GiveUp(_))) => {}
+            Some((_, first, at)) if ending.explains(first, now - at) => {
+                self.first_failure = Some((local_rank, ending, at));
+            }
+            Some(_) => {}
         }
     }
 
@@ -276,7 +290,7 @@ impl Job<'_> {
     }
 
     fn end(self) -> Outcome {
-        let first_failure = self.first_failure.map(|(local_rank, ending)| Failure {
+        let first_failure = self.first_failure.map(|(local_rank, ending, _)| Failure {
             rank: self.options.first_rank() + local_rank,
             ending,
             last_lines: self.tails[local_rank].lines(),

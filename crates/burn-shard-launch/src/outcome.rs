@@ -1,6 +1,11 @@
 //! How a job ended.
 
-use std::fmt;
+use std::{fmt, time::Duration};
+
+use signal_hook::consts::signal::{SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV};
+
+/// How much later than its consequences a death may be reported.
+const LATE: Duration = Duration::from_millis(200);
 
 /// How one process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,6 +21,20 @@ impl Ending {
     #[must_use]
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Exited(0))
+    }
+
+    /// Whether this ending, seen `after` that of another rank, is more likely its cause.
+    ///
+    /// The system closes the connections of a process that is killed before it reports the death. Its
+    /// peers may notice, and exit, in between.
+    pub(crate) fn explains(self, other: Self, after: Duration) -> bool {
+        let is_violent = |ending| {
+            matches!(
+                ending,
+                Self::Signaled(SIGKILL | SIGSEGV | SIGBUS | SIGILL | SIGFPE)
+            )
+        };
+        is_violent(self) && !is_violent(other) && after < LATE
     }
 
     /// The exit code, or 128 and the signal, as shells have it.
@@ -68,5 +87,22 @@ impl Outcome {
         self.first_failure
             .as_ref()
             .map_or(0, |failure| failure.ending.exit_code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_death_reported_late_explains_what_its_peers_made_of_it() {
+        let soon = Duration::from_millis(50);
+        let killed = Ending::Signaled(SIGKILL);
+        assert!(killed.explains(Ending::Exited(1), soon));
+        assert!(Ending::Signaled(SIGSEGV).explains(Ending::Signaled(6), soon));
+        assert!(!killed.explains(Ending::Exited(1), 5 * LATE));
+        assert!(!killed.explains(killed, soon));
+        assert!(!Ending::Exited(1).explains(Ending::Exited(1), soon));
+        assert!(!Ending::Signaled(15).explains(Ending::Exited(1), soon));
     }
 }
