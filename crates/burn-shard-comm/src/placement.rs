@@ -177,7 +177,7 @@ impl Placement {
             world_size,
         } = standing;
         let (local_rank, local_world_size) = local(vars, standing)?;
-        let job_id = job_id(vars, rule)?;
+        let job_id = job_id(vars, standing)?;
         let one_host = local_world_size == Some(world_size);
         let master_addr = match vars.text("MASTER_ADDR")? {
             Some(address) => address,
@@ -410,17 +410,23 @@ fn local(
     Ok((local_rank, local_world_size))
 }
 
-fn job_id(vars: Vars<'_>, rule: Rule) -> Result<String, PlacementError> {
+fn job_id(
+    vars: Vars<'_>,
+    Standing {
+        rule, world_size, ..
+    }: Standing,
+) -> Result<String, PlacementError> {
+    let from_slurm = if rule == Rule::Slurm {
+        slurm::job_id(vars, world_size)?
+    } else {
+        String::new()
+    };
     for variable in rule.job_variables() {
         if let Some(job) = vars.text(variable)? {
             return Ok(job);
         }
     }
-    if rule == Rule::Slurm {
-        slurm::job_id(vars)
-    } else {
-        Ok(String::new())
-    }
+    Ok(from_slurm)
 }
 
 /// A port below those that Linux hands out itself, the same wherever the job has the same name.

@@ -32,7 +32,44 @@ const TORCHRUN: &str = "RANK=5
     MASTER_PORT=29500
     TORCHELASTIC_RUN_ID=none";
 
-/// Task 9 of 13 in `srun` of Slurm 23, four hosts with 4, 4, 4 and 1 tasks.
+/// Task 3 of `sbatch --nodes=2 --ntasks-per-node=2 scripts/slurm.sbatch`, recorded from Slurm 22.05.8
+/// with two nodes on one machine.
+const SLURM_TWO_HOSTS: &str = "SLURM_CPUS_ON_NODE=2
+    SLURM_GTIDS=2,3
+    SLURM_JOBID=2
+    SLURM_JOB_CPUS_PER_NODE=2(x2)
+    SLURM_JOB_ID=2
+    SLURM_JOB_NODELIST=n[1-2]
+    SLURM_JOB_NUM_NODES=2
+    SLURM_LOCALID=1
+    SLURM_NNODES=2
+    SLURM_NODEID=1
+    SLURM_NODELIST=n[1-2]
+    SLURM_NPROCS=4
+    SLURM_NTASKS=4
+    SLURM_NTASKS_PER_NODE=2
+    SLURM_PROCID=3
+    SLURM_STEPID=0
+    SLURM_STEP_ID=0
+    SLURM_STEP_NODELIST=n[1-2]
+    SLURM_STEP_NUM_NODES=2
+    SLURM_STEP_NUM_TASKS=4
+    SLURM_STEP_TASKS_PER_NODE=2(x2)
+    SLURM_TASKS_PER_NODE=2(x2)";
+
+/// A batch script's own shell in such a job, recorded likewise.
+const SLURM_BATCH_SHELL: &str = "SLURM_JOB_ID=3
+    SLURM_JOB_NODELIST=n[1-2]
+    SLURM_LOCALID=0
+    SLURM_NODEID=0
+    SLURM_NODELIST=n[1-2]
+    SLURM_NPROCS=4
+    SLURM_NTASKS=4
+    SLURM_NTASKS_PER_NODE=2
+    SLURM_PROCID=0
+    SLURM_TASKS_PER_NODE=2(x2)";
+
+/// Task 9 of 13 on four hosts with 4, 4, 4 and 1 tasks, in the same form; not recorded.
 const SLURM_FOUR_HOSTS: &str = "SLURM_JOB_ID=48213
     SLURM_JOBID=48213
     SLURM_STEP_ID=0
@@ -95,6 +132,39 @@ fn torchrun_is_understood() {
             ..expected
         }
     );
+}
+
+#[test]
+fn slurm_as_recorded_is_understood() {
+    let placement = placed(SLURM_TWO_HOSTS);
+    assert_eq!(
+        (placement.rank, placement.world_size, placement.local_rank),
+        (3, 4, 1)
+    );
+    assert_eq!(
+        (placement.local_world_size, placement.rule),
+        (Some(2), Rule::Slurm)
+    );
+    assert_eq!(
+        (placement.master_addr.as_str(), placement.job_id.as_str()),
+        ("n1", "2.0")
+    );
+}
+
+#[test]
+fn the_shell_of_a_batch_script_is_no_task() {
+    let error = refused(SLURM_BATCH_SHELL);
+    assert_eq!(error, PlacementError::BatchShell { world_size: 4 });
+    assert!(
+        error.to_string().contains("start it with `srun`"),
+        "{error}"
+    );
+    let mpirun_in_it = placed(&format!("{SLURM_BATCH_SHELL}\n{OPEN_MPI}"));
+    assert_eq!((mpirun_in_it.rank, mpirun_in_it.world_size), (2, 3));
+    let alone = SLURM_BATCH_SHELL
+        .replace("NTASKS=4", "NTASKS=1")
+        .replace("2(x2)", "1");
+    assert_eq!(placed(&alone).world_size, 1);
 }
 
 #[test]
@@ -279,6 +349,11 @@ fn pmi_wins_over_slurm_only_where_they_disagree() {
     assert_eq!(placed(&alike).rule, Rule::Slurm);
     let hydra_in_srun = format!("{HYDRA}\n{SLURM_FOUR_HOSTS}");
     assert_eq!(placed(&hydra_in_srun).rule, Rule::Pmi);
+    let as_many = hydra_in_srun.replace("PMI_SIZE=2", "PMI_SIZE=13");
+    assert_eq!(
+        (placed(&as_many).rule, placed(&as_many).rank),
+        (Rule::Pmi, 1)
+    );
     let hydra_in_salloc = format!("{HYDRA}\nSLURM_NTASKS=4\nSLURM_JOB_ID=5");
     assert_eq!(placed(&hydra_in_salloc).rule, Rule::Pmi);
 }

@@ -1,1 +1,61 @@
-//! Starts one process per rank, and ends them together.
+//! Starts one process per rank on this host, and ends them together.
+//!
+//! [`launch()`] is what the command `burn-shard launch` does, for programs that offer to launch
+//! themselves. It blocks until every rank has ended, and prints: each line of a rank with its rank
+//! before it, on the stream it was written to, and its own remarks on the standard error.
+//!
+//! Ranks find the variables of torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`,
+//! `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT`), `BURN_SHARD_TOKEN`, `BURN_SHARD_JOB_ID`, and
+//! `RAYON_NUM_THREADS` unless it is set; their standard input is empty.
+//!
+//! # How a job ends
+//!
+//! - All ranks exit with 0: so does the launcher.
+//! - A rank fails: the others get SIGTERM, and SIGKILL after a time of grace. The launcher ends with
+//!   the code of the first failure, and prints that rank's last lines.
+//! - The launcher gets SIGINT, SIGTERM or SIGHUP: it passes it on, and kills what is left after the
+//!   time of grace. SIGUSR1 and SIGUSR2 are passed on only.
+//! - The launcher is killed: so are the ranks, by the kernel (`PR_SET_PDEATHSIG`, Linux only), and what
+//!   they started, by a shell that watches a pipe from the launcher (`watch.rs`).
+//!
+//! Every rank leads a process group, and signals go to the group: what a rank has started ends with it.
+//! Not covered: a process that leaves its rank's group (`setsid`, daemons), and what ranks have started
+//! if launcher and watching shell are killed at once.
+//!
+//! # Examples
+//!
+//! A program that offers `--launch N`: it starts itself N times, without that option.
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//!
+//! fn launch(ranks: usize, args: Vec<std::ffi::OsString>) -> std::io::Result<ExitCode> {
+//!     let mut options = burn_shard_launch::Options::new(std::env::current_exe()?, ranks);
+//!     options.args = args;
+//!     Ok(match burn_shard_launch::launch(&options) {
+//!         Ok(outcome) => ExitCode::from(outcome.exit_code()),
+//!         Err(error) => {
+//!             eprintln!("{error}");
+//!             ExitCode::from(error.exit_code())
+//!         }
+//!     })
+//! }
+//! ```
+#![cfg(unix)]
+#![deny(unsafe_code)]
+
+mod environment;
+mod error;
+mod event;
+mod launch;
+mod options;
+mod outcome;
+mod output;
+mod ranks;
+mod signals;
+mod watch;
+
+pub use error::LaunchError;
+pub use launch::launch;
+pub use options::{Master, Nodes, Options};
+pub use outcome::{Ending, Failure, Outcome};

@@ -78,6 +78,15 @@ pub enum PlacementError {
         expected: &'static str,
     },
 
+    /// A batch script's own shell, which SLURM gives the variables of task 0.
+    #[error(
+        "SLURM_NTASKS is {world_size}, but SLURM_STEP_ID is not set: the batch script has started this process itself, once (start it with `srun`, or with `burn-shard launch`)"
+    )]
+    BatchShell {
+        /// Tasks of the job.
+        world_size: usize,
+    },
+
     /// Nothing says where rank 0 is.
     #[error(
         "rank {rank} of {world_size} ({rule}): MASTER_ADDR is not set, and no variable tells the host of rank 0 (set it to that host on all ranks, with mpirun: -x MASTER_ADDR=HOST or -genv MASTER_ADDR HOST)"

@@ -87,12 +87,12 @@ fn tasks_at(list: &str, node: usize) -> Result<Option<usize>, NotAList> {
 }
 
 /// `1234.0`, job and step: two steps of one job are two jobs to us. Empty if SLURM does not tell.
-pub(super) fn job_id(vars: Vars<'_>) -> Result<String, PlacementError> {
-    let Some(job) = vars.text("SLURM_JOB_ID")? else {
-        return Ok(String::new());
-    };
-    Ok(match vars.text("SLURM_STEP_ID")? {
-        Some(step) => format!("{job}.{step}"),
-        None => job,
-    })
+///
+/// The shell of a batch script has rank and size of a task, but no step, and no other task will come.
+pub(super) fn job_id(vars: Vars<'_>, world_size: usize) -> Result<String, PlacementError> {
+    match (vars.text("SLURM_JOB_ID")?, vars.text("SLURM_STEP_ID")?) {
+        (_, None) if world_size > 1 => Err(PlacementError::BatchShell { world_size }),
+        (Some(job), Some(step)) => Ok(format!("{job}.{step}")),
+        (job, _) => Ok(job.unwrap_or_default()),
+    }
 }

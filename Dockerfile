@@ -1,0 +1,45 @@
+# syntax=docker/dockerfile:1
+# BERT-large on NVIDIA GPUs. Not built or run by our CI, which has no container engine.
+#
+#   docker build -t burn-shard:cuda .
+#   docker run --rm --gpus all --shm-size 1g -v "$PWD/text:/data:ro" -v burn-shard:/cache \
+#       --entrypoint tini burn-shard:cuda -g -- burn-shard launch -n 8 -- bert-large --corpus /data
+#
+# The host needs a driver for this CUDA, and the NVIDIA container toolkit.
+ARG CUDA=12.9.1
+ARG RUST=1.95.0
+
+FROM rust:${RUST}-bookworm AS rust
+
+# The toolkit tells the bindings which CUDA they are for.
+FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04 AS build
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends build-essential ca-certificates cmake python3 \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=rust /usr/local/cargo /usr/local/cargo
+COPY --from=rust /usr/local/rustup /usr/local/rustup
+ENV PATH=/usr/local/cargo/bin:$PATH CARGO_HOME=/usr/local/cargo RUSTUP_HOME=/usr/local/rustup
+WORKDIR /src
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
+    cargo build --release --locked -p bert-large --features cuda \
+    && cargo build --release --locked -p burn-shard-launch \
+    && install -D -t /out target/release/bert-large target/release/burn-shard
+
+# With libnccl2; the driver's libcuda comes from the host.
+FROM nvidia/cuda:${CUDA}-runtime-ubuntu24.04
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libstdc++6 tini \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10001 burn \
+    && install -d -o burn /cache
+COPY --from=build /out/ /usr/local/bin/
+# The vocabulary that a first run trains is kept there.
+ENV XDG_CACHE_HOME=/cache
+USER 10001
+WORKDIR /home/burn
+# As the first process of a container, the program would not get SIGTERM's default.
+ENTRYPOINT ["tini", "-g", "--", "bert-large"]
+CMD ["--help"]

@@ -1,0 +1,116 @@
+//! Why a job was not started, or could not be ended.
+
+use std::{ffi::OsString, io, time::Duration};
+
+/// What [`launch`](crate::launch()) refuses or fails with. A rank that fails is not among it: see
+/// [`Outcome`](crate::Outcome).
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// Refusal: nothing to start.
+    #[error("no ranks to start (-n is 0)")]
+    NoRanks,
+
+    /// Refusal: this host is not among those of the job.
+    #[error("node rank {node_rank} of {nnodes} nodes (nodes are counted from 0)")]
+    NodeRankOutOfRange {
+        /// Number of this host.
+        node_rank: usize,
+        /// Hosts in the job.
+        nnodes: usize,
+    },
+
+    /// Refusal: ranks of several hosts without a shared secret.
+    #[error(
+        "{nnodes} nodes need one secret: set BURN_SHARD_TOKEN to the same value on each, or pass --token-file (to make one: head -c 32 /dev/urandom | base64)"
+    )]
+    NoToken {
+        /// Hosts in the job.
+        nnodes: usize,
+    },
+
+    /// Refusal: several hosts, and nowhere to meet.
+    #[error("{nnodes} nodes need a place to meet: --master HOST:PORT, on each node the same")]
+    NoMaster {
+        /// Hosts in the job.
+        nnodes: usize,
+    },
+
+    /// Refusal: ranks would have to listen on more than loopback, and nobody said so.
+    #[error(
+        "the master {master} is not on loopback, and nothing says where ranks may listen: pass --bind ADDRESS (an address of this host in the network of the job; 0.0.0.0 for all), or set BURN_SHARD_BIND"
+    )]
+    NoBind {
+        /// The master.
+        master: String,
+    },
+
+    /// Refusal: not a place to meet.
+    #[error(
+        "the master is {value:?}, which is not HOST:PORT (such as gpu001:29500, or [::1]:29500)"
+    )]
+    BadMaster {
+        /// What was given.
+        value: String,
+    },
+
+    /// Failure: no free port, no random numbers, no pipe or thread.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// Failure: a rank could not be started; those before it were killed.
+    #[error("rank {rank}: cannot start {program:?}: {source}{}", hint(.source))]
+    Start {
+        /// The rank.
+        rank: usize,
+        /// The program.
+        program: OsString,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// Failure: a rank lives on after SIGKILL, waiting in the kernel.
+    #[error(
+        "rank {rank} (process {pid}) has not ended {waited:?} after SIGKILL (a driver or a file system may hold it)"
+    )]
+    Undead {
+        /// The rank.
+        rank: usize,
+        /// Its process.
+        pid: u32,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+}
+
+impl LaunchError {
+    /// What a command exits with: 2 for a refusal, 127 and 126 as shells do when a program is not found
+    /// or cannot be run, 1 otherwise.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoRanks
+            | Self::NodeRankOutOfRange { .. }
+            | Self::NoToken { .. }
+            | Self::NoMaster { .. }
+            | Self::NoBind { .. }
+            | Self::BadMaster { .. } => 2,
+            Self::Start { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
+            Self::Start { .. } => 126,
+            Self::System { .. } | Self::Undead { .. } => 1,
+        }
+    }
+}
+
+fn hint(source: &io::Error) -> &'static str {
+    if source.kind() == io::ErrorKind::NotFound {
+        " (not in PATH: give its path, as ./program)"
+    } else {
+        ""
+    }
+}
