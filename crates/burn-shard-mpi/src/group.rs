@@ -1,0 +1,1 @@
+//! [`process_group`]: what most programs need.
