@@ -257,11 +257,21 @@ impl<'a> Calls<'a> {
         Ok(Some(comm))
     }
 
-    /// Starts to wait for all ranks of the job.
-    pub(crate) fn start_barrier(&mut self) -> Result<Barrier, MpiError> {
+    /// A communicator of all ranks of the job. Waits for all of them.
+    pub(crate) fn duplicate_world(&mut self) -> Result<Comm, MpiError> {
+        let mut comm = null_comm();
+        // SAFETY: MPI is initialized and it is our turn; the pointer is to a live handle.
+        let code = unsafe { sys::MPI_Comm_dup(world().0, &raw mut comm) };
+        self.check("MPI_Comm_dup", code)?;
+        self.return_errors(Comm(comm))?;
+        Ok(Comm(comm))
+    }
+
+    /// Starts to wait for all ranks of `comm`.
+    pub(crate) fn start_barrier(&mut self, comm: Comm) -> Result<Barrier, MpiError> {
         let mut request = null_request();
         // SAFETY: MPI is initialized and it is our turn; the pointer is to a live handle.
-        let code = unsafe { sys::MPI_Ibarrier(world().0, &raw mut request) };
+        let code = unsafe { sys::MPI_Ibarrier(comm.0, &raw mut request) };
         self.check("MPI_Ibarrier", code)?;
         Ok(Barrier(request))
     }

@@ -6,10 +6,10 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    api::{self, Calls, Comm, State, TURN},
+    api::{self, Calls, Comm, TURN},
     error::MpiError,
     patience::Patience,
     single_copy::SingleCopy,
@@ -33,6 +33,8 @@ pub(crate) struct Job {
     pub(crate) local_rank: usize,
     pub(crate) local_size: usize,
     pub(crate) single_copy: SingleCopy,
+    /// All ranks, for their last barrier only: one that ends must not be taken for one that asks for a transport.
+    end: Comm,
 }
 
 impl Job {
@@ -60,12 +62,14 @@ impl Job {
         let neighbours = calls.neighbours()?;
         let (local_rank, local_size) = calls.place(neighbours)?;
         let single_copy = SingleCopy::probe(&mut calls, neighbours)?;
+        let end = calls.duplicate_world()?;
         let joined = *job.insert(Self {
             rank,
             size,
             local_rank,
             local_size,
             single_copy,
+            end,
         });
         drop(calls);
         log::info!("rank {rank} of {size}, {local_rank} of {local_size} on this host");
@@ -116,18 +120,21 @@ pub(crate) fn failed() {
 
 /// Runs at exit.
 extern "C" fn leave() {
-    let mut state = TURN.lock();
+    // Held for long only by a thread that still joins the job: then mpirun ends the others.
+    let Some(mut state) = TURN.try_lock_for(EXIT_PATIENCE) else {
+        return;
+    };
     // The threads that drive transports may be about to say farewell.
     let end = Instant::now() + EXIT_PATIENCE;
     while state.open > 0 && !LEFT.wait_until(&mut state, end).timed_out() {}
-    let open = state.open;
-    let rank = state.rank.unwrap_or(0);
-    let outcome = if open > 0 {
+    let (open, rank) = (state.open, state.rank.unwrap_or(0));
+    drop(state);
+    let outcome = if open == 0 {
+        end_together()
+    } else {
         Err(format!(
             "left without a farewell ({open} transports are still open)"
         ))
-    } else {
-        end_together(state)
     };
     if let Err(why) = outcome {
         // Not `eprintln`, which panics if nobody reads.
@@ -144,11 +151,14 @@ extern "C" fn leave() {
 /// Finalizes MPI once all ranks are at the end.
 ///
 /// Sleeps while it waits, where `MPI_Finalize` would keep a core busy that another rank may need.
-fn end_together(state: MutexGuard<'_, State>) -> Result<(), String> {
+fn end_together() -> Result<(), String> {
     let start = Instant::now();
     let text = |error: MpiError| error.to_string();
-    let mut barrier = Calls::with(state)
-        .and_then(|mut calls| calls.start_barrier())
+    let Some(Job { end, .. }) = *JOB.lock() else {
+        return Err("did not join the job".to_owned());
+    };
+    let mut barrier = Calls::take()
+        .and_then(|mut calls| calls.start_barrier(end))
         .map_err(text)?;
     let mut patience = Patience::default();
     loop {
