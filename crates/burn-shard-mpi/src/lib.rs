@@ -57,6 +57,8 @@ mod transport;
 #[cfg(feature = "mpi")]
 pub use error::MpiError;
 #[cfg(feature = "mpi")]
+pub use group::process_group;
+#[cfg(feature = "mpi")]
 pub use single_copy::SingleCopy;
 #[cfg(feature = "mpi")]
 pub use transport::MpiTransport;

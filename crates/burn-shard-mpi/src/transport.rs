@@ -7,7 +7,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use burn_shard_comm::{Fault, LIMIT_GRANULARITY, Limit, Transport};
+use burn_shard_comm::{Fault, Limit, Transport};
 
 use crate::{
     api::{Calls, Comm, Slot},
@@ -21,8 +21,10 @@ use crate::{
 const CHUNK: usize = 256 << 10;
 /// Messages under way in each direction.
 const DEPTH: usize = 4;
+/// Bytes that are sent without waiting for a receiver, as [`Transport::exchange`] promises.
+const SMALL: usize = 4 << 10;
 /// How long a rank waits for the others to ask for a transport.
-const JOIN_DEADLINE: Duration = Duration::from_secs(300);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Tags of messages.
 const DATA: i32 = 0;
@@ -32,7 +34,7 @@ const FAREWELL: i32 = 1;
 ///
 /// # Memory
 ///
-/// 2 MiB. After a failed exchange, what MPI may still use of it is kept until the process ends.
+/// Up to 2 MiB. After a failed exchange, what MPI may still use of it is kept until the process ends.
 #[derive(Debug)]
 pub struct MpiTransport {
     job: Job,
@@ -40,9 +42,11 @@ pub struct MpiTransport {
     comm: Comm,
     outgoing: Lane,
     incoming: Lane,
+    /// Small messages that nobody waits for.
+    loose: Vec<Slot>,
     peers: Vec<Peer>,
     /// A farewell that is being received.
-    letter: Option<(usize, usize, Slot)>,
+    letter: Option<Letter>,
     open: bool,
 }
 
@@ -67,6 +71,14 @@ struct Peer {
 struct Counts {
     sent: u64,
     received: u64,
+}
+
+/// A farewell under way.
+#[derive(Debug)]
+struct Letter {
+    peer: usize,
+    numel: usize,
+    slot: Slot,
 }
 
 /// How far one direction of an exchange is.
@@ -128,7 +140,7 @@ impl MpiTransport {
     }
 
     fn new(job: Job, world_size: usize) -> Result<Self, MpiError> {
-        let comm = job.duplicate(JOIN_DEADLINE)?;
+        let comm = job.duplicate(DEADLINE)?;
         let open = job.rank < world_size;
         if open {
             process::open();
@@ -139,6 +151,7 @@ impl MpiTransport {
             comm,
             outgoing: Lane::default(),
             incoming: Lane::default(),
+            loose: Vec::new(),
             peers: vec![Peer::default(); world_size],
             letter: None,
             open,
@@ -181,20 +194,7 @@ impl MpiTransport {
             self.incoming.busy.push_back((slot, numel));
             back.started += numel;
         }
-        while out.started < out.numel && self.outgoing.busy.len() < DEPTH {
-            if self.peers[to].left.is_some() {
-                return Err(left(to));
-            }
-            let numel = out.next_chunk();
-            let mut slot = self.outgoing.take();
-            slot.bytes_mut()[..numel].copy_from_slice(&send[out.started..][..numel]);
-            let started = calls.send(&mut slot, numel, self.comm, (to, DATA));
-            started.map_err(|error| gone(to, &error))?;
-            self.outgoing.busy.push_back((slot, numel));
-            self.peers[to].sent += 1;
-            out.started += numel;
-            moved = true;
-        }
+        moved |= self.start_sends(&mut calls, to, send, out)?;
         while let Some((slot, numel)) = self.incoming.busy.front_mut() {
             let numel = *numel;
             let arrived = calls.done(slot).map_err(|error| gone(from, &error))?;
@@ -226,6 +226,41 @@ impl MpiTransport {
             self.still_there(to, from, out, back)?;
         }
         Ok(moved)
+    }
+
+    fn start_sends(
+        &mut self,
+        calls: &mut Calls<'_>,
+        to: usize,
+        send: &[u8],
+        out: &mut Progress,
+    ) -> Result<bool, Fault> {
+        let before = out.started;
+        self.loose
+            .retain_mut(|slot| matches!(calls.done(slot), Ok(None)));
+        while out.started < out.numel && self.outgoing.busy.len() < DEPTH {
+            if self.peers[to].left.is_some() {
+                return Err(left(to));
+            }
+            let numel = out.next_chunk();
+            let mut slot = if send.len() <= SMALL {
+                Slot::new(numel)
+            } else {
+                self.outgoing.take()
+            };
+            slot.bytes_mut()[..numel].copy_from_slice(&send[out.started..][..numel]);
+            let started = calls.send(&mut slot, numel, self.comm, (to, DATA));
+            started.map_err(|error| gone(to, &error))?;
+            self.peers[to].sent += 1;
+            out.started += numel;
+            if send.len() <= SMALL {
+                self.loose.push(slot);
+                out.finished += numel;
+            } else {
+                self.outgoing.busy.push_back((slot, numel));
+            }
+        }
+        Ok(out.started > before)
     }
 
     /// Whether those that were to send or receive have not left before they did.
@@ -262,25 +297,27 @@ impl MpiTransport {
                 let Some(found) = found.map_err(|error| gone(self.job.rank, &error))? else {
                     return Ok(());
                 };
-                let mut slot = Slot::new(found.numel);
+                let (peer, numel) = (found.from, found.numel);
+                let mut slot = Slot::new(numel);
                 calls
-                    .receive(&mut slot, found.numel, self.comm, (found.from, FAREWELL))
-                    .map_err(|error| gone(found.from, &error))?;
-                self.letter = Some((found.from, found.numel, slot));
+                    .receive(&mut slot, numel, self.comm, (peer, FAREWELL))
+                    .map_err(|error| gone(peer, &error))?;
+                self.letter = Some(Letter { peer, numel, slot });
             }
-            let Some((from, numel, slot)) = &mut self.letter else {
+            let Some(Letter { peer, numel, slot }) = &mut self.letter else {
                 return Ok(());
             };
-            let done = calls.done(slot).map_err(|error| gone(*from, &error))?;
+            let peer = *peer;
+            let done = calls.done(slot).map_err(|error| gone(peer, &error))?;
             if done.is_none() {
                 return Ok(());
             }
-            let (from, (counts, words)) = (*from, open_letter(&slot.bytes_mut()[..*numel]));
+            let (counts, words) = open_letter(&slot.bytes_mut()[..*numel]);
             self.letter = None;
             if !words.is_empty() {
-                return Err(Fault::Farewell { peer: from, words });
+                return Err(Fault::Farewell { peer, words });
             }
-            self.peers[from].left = Some(counts);
+            self.peers[peer].left = Some(counts);
         }
     }
 
@@ -347,32 +384,28 @@ impl Transport for MpiTransport {
         if !words.is_empty() {
             process::failed();
         }
-        let mut letters = Vec::new();
-        for peer in (0..self.world_size).filter(|&peer| peer != self.job.rank) {
+        let others = (0..self.world_size).filter(|&peer| peer != self.job.rank);
+        for peer in others {
             let Ok(mut calls) = Calls::take() else { break };
             let letter = letter(self.peers[peer], words);
             let mut slot = Slot::new(letter.len());
             slot.bytes_mut().copy_from_slice(&letter);
             // One that cannot be told is not there to hear it.
-            if calls
-                .send(&mut slot, letter.len(), self.comm, (peer, FAREWELL))
-                .is_ok()
-            {
-                letters.push((peer, slot));
+            let to = (peer, FAREWELL);
+            if calls.send(&mut slot, letter.len(), self.comm, to).is_ok() {
+                self.loose.push(slot);
             }
         }
         let mut patience = Patience::default();
         while let Ok(mut calls) = Calls::take() {
-            letters.retain_mut(|(_, slot)| matches!(calls.done(slot), Ok(None)));
+            self.loose
+                .retain_mut(|slot| matches!(calls.done(slot), Ok(None)));
             drop(calls);
-            let peers: Vec<usize> = letters.iter().map(|(peer, _)| *peer).collect();
-            if peers.is_empty() {
+            if self.loose.is_empty() {
                 break;
             }
-            let Ok(slice) = limit.slice(&peers) else {
-                break;
-            };
-            patience.pause(slice.min(LIMIT_GRANULARITY));
+            let Ok(slice) = limit.slice(&[]) else { break };
+            patience.pause(slice);
         }
         self.close();
     }

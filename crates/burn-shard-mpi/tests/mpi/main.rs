@@ -5,10 +5,11 @@
 
 mod ends;
 mod exchanges;
+mod groups;
 mod job;
 
 /// What a rank does, by name.
-const SCENARIOS: [(&str, fn()); 9] = [
+const SCENARIOS: [(&str, fn()); 14] = [
     ("exchanges_carry_every_byte", exchanges::carry_every_byte),
     (
         "messages_of_one_group_do_not_reach_the_next",
@@ -27,6 +28,11 @@ const SCENARIOS: [(&str, fn()); 9] = [
     ("die", ends::die),
     ("stall", ends::stall),
     ("exit", ends::exit),
+    ("conform", groups::conform),
+    ("same_bits", groups::same_bits),
+    ("abort", groups::abort),
+    ("late", groups::late),
+    ("panics", groups::panics),
 ];
 
 /// One rank of a job.
