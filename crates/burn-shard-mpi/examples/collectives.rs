@@ -1,7 +1,8 @@
 //! How long collectives of this library take over MPI, beside MPI's own, in one run.
 //!
-//! `mpirun -n 2 collectives [rounds]`; for OpenMPI. MPI's reductions do without a copy of the input and may add in any
-//! order; `exchange` is what both are made of: one message to the next rank, one from the one before.
+//! `mpirun -n 2 collectives [rounds]`; for OpenMPI. MPI's reductions do without a copy of the input
+//! and may add in any order; `exchange` is what both are made of: one message to the next rank, one
+//! from the one before.
 #![allow(clippy::print_stdout, reason = "it is a report")]
 
 use std::{
@@ -142,6 +143,10 @@ fn exchange(transport: &mut MpiTransport, numel_bytes: usize) -> Result<f64, Box
     Ok(took)
 }
 
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "constants; and one call of several"
+)]
 fn native(what: What, numel: usize, rank: usize, ranks: usize) -> Result<f64, Box<dyn Error>> {
     let share = numel / ranks;
     let input = vec![1.0f32; numel];

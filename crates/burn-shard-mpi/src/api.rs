@@ -1,9 +1,10 @@
-//! Checked calls of the MPI library: the only file with `unsafe` but for the probe of `single_copy.rs`.
+//! Checked calls of the MPI library: the only file with `unsafe` but for the probe of
+//! `single_copy.rs`.
 //!
-//! Here lives what makes the calls sound. One thread at a time calls MPI: each call takes [`Calls`], a
-//! turn at the lock [`TURN`]. What MPI reads or writes after a call has returned is a [`Slot`], memory
-//! that nobody else can reach until MPI says it is done with it, and that is never freed if MPI never
-//! says so. When to call what is decided elsewhere.
+//! Here lives what makes the calls sound. One thread at a time calls MPI: each call takes
+//! [`Calls`], a turn at the lock [`TURN`]. What MPI reads or writes after a call has returned is a
+//! [`Slot`], memory that nobody else can reach until MPI says it is done with it, and that is never
+//! freed if MPI never says so. When to call what is decided elsewhere.
 
 use std::{
     ffi::{c_char, c_int},
@@ -50,7 +51,8 @@ pub(crate) struct Calls<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Comm(sys::MPI_Comm);
 
-// SAFETY: a handle, which MPI_THREAD_SERIALIZED lets any thread use in turn; `Calls` sees to the turns.
+// SAFETY: a handle, which MPI_THREAD_SERIALIZED lets any thread use in turn; `Calls` sees to the
+// turns.
 unsafe impl Send for Comm {}
 // SAFETY: as above.
 unsafe impl Sync for Comm {}
@@ -222,8 +224,8 @@ impl<'a> Calls<'a> {
         let mut all = vec![[0u64; 2]; size];
         let numel = to_int(size_of_val(&own));
         let (from, to) = (own.as_ptr().cast(), all.as_mut_ptr().cast());
-        // SAFETY: MPI is initialized and it is our turn; `own` has 16 bytes, `all` as many for each rank
-        // of `comm`; the call returns when it is done with both.
+        // SAFETY: MPI is initialized and it is our turn; `own` has 16 bytes, `all` as many for each
+        // rank of `comm`; the call returns when it is done with both.
         let code = unsafe { sys::MPI_Allgather(from, numel, byte(), to, numel, byte(), comm.0) };
         self.check("MPI_Allgather", code)?;
         Ok(all)
@@ -292,8 +294,8 @@ impl<'a> Calls<'a> {
         let bytes = slot.bytes_mut()[..numel].as_ptr().cast();
         let (numel, to) = (to_int(numel), to_int(to));
         let request = &raw mut slot.request;
-        // SAFETY: MPI is initialized and it is our turn; the memory is that of an idle slot, which nobody
-        // touches until the request is complete, and has `numel` bytes (indexed above).
+        // SAFETY: MPI is initialized and it is our turn; the memory is that of an idle slot, which
+        // nobody touches until the request is complete, and has `numel` bytes (indexed above).
         let code = unsafe { sys::MPI_Isend(bytes, numel, byte(), to, tag, comm.0, request) };
         self.check("MPI_Isend", code)
     }
@@ -314,8 +316,8 @@ impl<'a> Calls<'a> {
         self.check("MPI_Irecv", code)
     }
 
-    /// What came, or an arrival without meaning for what was sent, once MPI is done with the slot. An idle slot
-    /// is done.
+    /// What came, or an arrival without meaning for what was sent, once MPI is done with the slot.
+    /// An idle slot is done.
     pub(crate) fn done(&mut self, slot: &mut Slot) -> Result<Option<Arrival>, MpiError> {
         let status = self.test(&mut slot.request, "MPI_Test")?;
         status.map(|status| self.arrival(&status)).transpose()
@@ -413,8 +415,8 @@ impl Slot {
     /// While a message is under way.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(self.is_idle(), "a slot under way should be left alone");
-        // SAFETY: from `Box::leak` in `new`, freed in `drop` only; idle, so MPI is done with it, and `self`
-        // is borrowed for as long as the slice.
+        // SAFETY: from `Box::leak` in `new`, freed in `drop` only; idle, so MPI is done with it,
+        // and `self` is borrowed for as long as the slice.
         unsafe { self.memory.as_mut() }
     }
 
@@ -425,7 +427,8 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // A send cannot be taken back, and a receive not always: what MPI may still use is kept forever.
+        // A send cannot be taken back, and a receive not always: what MPI may still use is kept
+        // forever.
         if self.is_idle() {
             // SAFETY: from `Box::leak` in `new`; idle, so MPI is done with it.
             drop(unsafe { Box::from_raw(self.memory.as_ptr()) });

@@ -11,8 +11,8 @@ use crate::{
 
 /// The group of all ranks of the job, with a deadline of five minutes.
 ///
-/// All ranks have to call it. For the rank on this host, or a part of the ranks, make a [`MpiTransport`]
-/// and a [`Pairwise`] of it.
+/// All ranks have to call it. For the rank on this host, or a part of the ranks, make a
+/// [`MpiTransport`] and a [`Pairwise`] of it.
 ///
 /// # Errors
 ///

@@ -33,7 +33,8 @@ pub(crate) struct Job {
     pub(crate) local_rank: usize,
     pub(crate) local_size: usize,
     pub(crate) single_copy: SingleCopy,
-    /// All ranks, for their last barrier only: one that ends must not be taken for one that asks for a transport.
+    /// All ranks, for their last barrier only: one that ends must not be taken for one that asks
+    /// for a transport.
     end: Comm,
 }
 
@@ -49,7 +50,8 @@ impl Job {
             api::init()?;
             // The rank is not known before the first call; 0 stands for it until then.
             state.rank = Some(0);
-            // SAFETY: the handler may be called at exit: it lives as long as the program, unwinds nowhere.
+            // SAFETY: the handler may be called at exit: it lives as long as the program, unwinds
+            // nowhere.
             let code = unsafe { libc::atexit(leave) };
             if code != 0 {
                 log::warn!("MPI cannot be finalized at exit: atexit failed");

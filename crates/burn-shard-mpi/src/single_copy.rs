@@ -1,7 +1,7 @@
 //! Whether ranks on one host can copy from each other's memory directly (CMA, `process_vm_readv`).
 //!
-//! OpenMPI and others then copy a message once; otherwise twice, through shared memory in small pieces, which
-//! takes 2 to 7 times as long. They do not say which they do; this file tries it.
+//! OpenMPI and others then copy a message once; otherwise twice, through shared memory in small
+//! pieces, which takes 2 to 7 times as long. They do not say which they do; this file tries it.
 
 use std::{env, fmt, io, ptr};
 
@@ -24,7 +24,8 @@ pub enum SingleCopy {
     OtherWay,
     /// By two copies: the system refused to read the neighbour's memory, with this error number.
     Refused(i32),
-    /// By two copies: the neighbour has its processes numbered in another way (a container of its own).
+    /// By two copies: the neighbour has its processes numbered in another way (a container of its
+    /// own).
     OtherNamespace,
 }
 
@@ -115,8 +116,8 @@ fn read(pid: u64, address: u64) -> io::Result<u64> {
         iov_len: size_of::<u64>(),
     };
     let pid = libc::pid_t::try_from(pid).unwrap_or(0);
-    // SAFETY: writes eight bytes at most, into a live integer; the other address is checked by the system, which
-    // fails if that process has nothing there.
+    // SAFETY: writes eight bytes at most, into a live integer; the other address is checked by the
+    // system, which fails if that process has nothing there.
     let numel =
         unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     match usize::try_from(numel) {

@@ -1,9 +1,9 @@
 //! [`MpiTransport`]: messages between the ranks of an MPI job.
 //!
-//! Bytes travel in chunks through memory of the transport, not from and to the caller's: MPI has no way
-//! to take back a send, so an exchange that is over, late or cancelled, would leave it reading memory that
-//! the caller has freed. That costs a copy on either side, from or to a cache mostly; and it keeps every
-//! message below what a C int can count.
+//! Bytes travel in chunks through memory of the transport, not from and to the caller's: MPI has no
+//! way to take back a send, so an exchange that is over, late or cancelled, would leave it reading
+//! memory that the caller has freed. That costs a copy on either side, from or to a cache mostly;
+//! and it keeps every message below what a C int can count.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -107,15 +107,17 @@ impl Progress {
 }
 
 impl MpiTransport {
-    /// Joins all ranks of the job: those that `mpirun` started. Without `mpirun` the job is this process.
+    /// Joins all ranks of the job: those that `mpirun` started. Without `mpirun` the job is this
+    /// process.
     ///
-    /// Each call makes a transport with messages of its own. All ranks of the job have to make the same calls in
-    /// the same order, of this and of [`MpiTransport::first`]; each waits for the others, five minutes at most.
+    /// Each call makes a transport with messages of its own. All ranks of the job have to make the
+    /// same calls in the same order, of this and of [`MpiTransport::first`]; each waits for the
+    /// others, five minutes at most.
     ///
     /// # Errors
     ///
-    /// See [`MpiError`]. If initializing MPI itself fails, OpenMPI may end the process with a message of
-    /// its own.
+    /// See [`MpiError`]. If initializing MPI itself fails, OpenMPI may end the process with a
+    /// message of its own.
     pub fn init() -> Result<Self, MpiError> {
         let job = Job::join()?;
         Self::new(job, job.size)

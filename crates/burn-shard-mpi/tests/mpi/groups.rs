@@ -12,8 +12,8 @@ use crate::job;
 
 const LONG: Duration = Duration::from_secs(200);
 
-/// Groups of the first ranks of the job. Sizes that the job does not have are not run, on all ranks alike:
-/// a job of four has all of the suite's.
+/// Groups of the first ranks of the job. Sizes that the job does not have are not run, on all ranks
+/// alike: a job of four has all of the suite's.
 struct FirstRanks {
     job_size: usize,
 }
@@ -29,12 +29,14 @@ impl Launcher for FirstRanks {
     }
 }
 
+type Property = fn(&FirstRanks);
+
 pub(crate) fn conform() {
     let group = process_group().unwrap();
     let launcher = FirstRanks {
         job_size: group.world_size(),
     };
-    let properties: [(&str, fn(&FirstRanks)); 14] = [
+    let properties: [(&str, Property); 14] = [
         ("matches", conformance::collectives_match_a_naive_reference),
         ("large", conformance::large_buffers_match_a_naive_reference),
         ("timing", conformance::results_do_not_depend_on_timing),

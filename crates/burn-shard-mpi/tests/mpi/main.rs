@@ -2,6 +2,7 @@
 //!
 //! They need an MPI library's `mpirun` on the path; without it they fail.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+#![allow(clippy::print_stdout, reason = "a rank tells the test that started it")]
 
 mod ends;
 mod exchanges;
