@@ -36,9 +36,9 @@
 //! # Running
 //!
 //! `mpirun -n 4 program`; as root, or in most containers, with `--allow-run-as-root`; more ranks
-//! than cores, with `--oversubscribe`. A waiting rank sleeps here, but within MPI itself (joining
-//! the job, finalizing) it keeps a core busy, unless `--mca mpi_yield_when_idle 1`. Whether the
-//! ranks of a host can copy from each other's memory is logged when the job begins (`SingleCopy`).
+//! than cores, with `--oversubscribe`. A waiting rank sleeps here; while it joins
+//! the job, MPI keeps a core busy, unless `--mca mpi_yield_when_idle 1`. Whether the ranks of a
+//! host can copy from each other's memory is logged when the job begins (`SingleCopy`).
 
 #[cfg(feature = "mpi")]
 mod api;
