@@ -97,6 +97,33 @@ fn exchanges_carry_every_byte() {
     }
 }
 
+/// Every rank sends before any receives.
+pub(crate) fn small_first() {
+    let mut transport = MpiTransport::init().unwrap();
+    let (rank, world_size) = (transport.rank(), transport.world_size());
+    let others = (0..world_size).filter(|&other| other != rank);
+    for other in others.clone() {
+        let sent = message(rank, other, 0, 4096);
+        transport
+            .exchange(other, &sent, other, &mut [], within(20))
+            .unwrap();
+    }
+    meet(&mut MpiTransport::init().unwrap());
+    for other in others {
+        let mut received = vec![0; 4096];
+        transport
+            .exchange(other, &[], other, &mut received, within(200))
+            .unwrap();
+        assert!(received == message(other, rank, 0, 4096));
+    }
+    transport.farewell(&[], within(200));
+}
+
+#[test]
+fn small_messages_need_no_receiver() {
+    job::succeed(4, "small_messages_need_no_receiver");
+}
+
 pub(crate) fn stay_in_their_group() {
     for round in 0..6u8 {
         let members = 2 + usize::from(round) % 2;

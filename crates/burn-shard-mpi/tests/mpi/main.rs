@@ -10,7 +10,7 @@ mod groups;
 mod job;
 
 /// What a rank does, by name.
-const SCENARIOS: [(&str, fn()); 14] = [
+const SCENARIOS: [(&str, fn()); 15] = [
     ("exchanges_carry_every_byte", exchanges::carry_every_byte),
     (
         "messages_of_one_group_do_not_reach_the_next",
@@ -26,6 +26,7 @@ const SCENARIOS: [(&str, fn()); 14] = [
         exchanges::sent_bytes_stay,
     ),
     ("an_exchange_can_be_cancelled", exchanges::cancelled),
+    ("small_messages_need_no_receiver", exchanges::small_first),
     ("die", ends::die),
     ("stall", ends::stall),
     ("exit", ends::exit),
