@@ -108,7 +108,8 @@ pub(crate) fn small_first() {
             .exchange(other, &sent, other, &mut [], within(20))
             .unwrap();
     }
-    meet(&mut MpiTransport::init().unwrap());
+    let mut after = MpiTransport::init().unwrap();
+    meet(&mut after);
     for other in others {
         let mut received = vec![0; 4096];
         transport
@@ -117,6 +118,7 @@ pub(crate) fn small_first() {
         assert!(received == message(other, rank, 0, 4096));
     }
     transport.farewell(&[], within(200));
+    after.farewell(&[], within(200));
 }
 
 #[test]

@@ -131,7 +131,7 @@ pub(crate) fn abort() {
     };
     assert_eq!(reason, "the disk is full");
     drop(group);
-    MpiTransport::init().unwrap();
+    process_group().unwrap();
 }
 
 #[test]
