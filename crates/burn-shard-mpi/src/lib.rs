@@ -49,6 +49,8 @@ mod group;
 #[cfg(feature = "mpi")]
 mod patience;
 #[cfg(feature = "mpi")]
+mod peer;
+#[cfg(feature = "mpi")]
 mod process;
 #[cfg(feature = "mpi")]
 mod single_copy;

@@ -13,6 +13,7 @@ use crate::{
     api::{Calls, Comm, Slot},
     error::MpiError,
     patience::Patience,
+    peer::Peer,
     process::{self, Job},
     single_copy::SingleCopy,
 };
@@ -55,35 +56,6 @@ pub struct MpiTransport {
 struct Lane {
     busy: VecDeque<(Slot, usize)>,
     idle: Vec<Slot>,
-}
-
-/// What was exchanged with another rank.
-#[derive(Clone, Copy, Debug, Default)]
-struct Peer {
-    sent: u64,
-    received: u64,
-    /// Its own counts, once it has left in order.
-    left: Option<Counts>,
-}
-
-/// Messages that a rank had sent to this one, and received from it, when it left.
-#[derive(Clone, Copy, Debug)]
-struct Counts {
-    sent: u64,
-    received: u64,
-}
-
-/// MPI keeps the order of messages with one tag, not of a farewell among others: so the counts.
-impl Peer {
-    /// Whether a message of it is still to come.
-    fn may_send(&self) -> bool {
-        self.left.is_none_or(|counts| self.received < counts.sent)
-    }
-
-    /// Whether it has received all that was sent to it, or may yet.
-    fn may_receive(&self) -> bool {
-        self.left.is_none_or(|counts| self.sent <= counts.received)
-    }
 }
 
 /// A farewell under way.
@@ -318,7 +290,7 @@ impl MpiTransport {
             if done.is_none() {
                 return Ok(());
             }
-            let (counts, words) = open_letter(&slot.bytes_mut()[..*numel]);
+            let (counts, words) = Peer::open(&slot.bytes_mut()[..*numel]);
             self.letter = None;
             if !words.is_empty() {
                 return Err(Fault::Farewell { peer, words });
@@ -393,7 +365,7 @@ impl Transport for MpiTransport {
         let others = (0..self.world_size).filter(|&peer| peer != self.job.rank);
         for peer in others {
             let Ok(mut calls) = Calls::take() else { break };
-            let letter = letter(self.peers[peer], words);
+            let letter = self.peers[peer].letter(words);
             let mut slot = Slot::new(letter.len());
             slot.bytes_mut().copy_from_slice(&letter);
             // One that cannot be told is not there to hear it.
@@ -439,29 +411,6 @@ impl Lane {
     }
 }
 
-/// `sent`, `received` and the words, as they travel.
-fn letter(peer: Peer, words: &[u8]) -> Vec<u8> {
-    let mut letter = Vec::with_capacity(16 + words.len());
-    letter.extend_from_slice(&peer.sent.to_le_bytes());
-    letter.extend_from_slice(&peer.received.to_le_bytes());
-    letter.extend_from_slice(words);
-    letter
-}
-
-fn open_letter(letter: &[u8]) -> (Counts, Vec<u8>) {
-    let number = |at: usize| {
-        let bytes = letter
-            .get(at..at + 8)
-            .and_then(|bytes| bytes.try_into().ok());
-        u64::from_le_bytes(bytes.unwrap_or_default())
-    };
-    let counts = Counts {
-        sent: number(0),
-        received: number(8),
-    };
-    (counts, letter.get(16..).unwrap_or_default().to_vec())
-}
-
 fn gone(peer: usize, error: &MpiError) -> Fault {
     Fault::Gone {
         peer,
@@ -474,40 +423,5 @@ fn left(peer: usize) -> Fault {
     Fault::Farewell {
         peer,
         words: Vec::new(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_rank_sent_before_it_left_is_waited_for() {
-        let counts = Counts {
-            sent: 3,
-            received: 2,
-        };
-        let peer = |sent, received| Peer {
-            sent,
-            received,
-            left: Some(counts),
-        };
-        assert!(peer(0, 2).may_send());
-        assert!(!peer(0, 3).may_send());
-        assert!(peer(2, 0).may_receive());
-        assert!(!peer(3, 0).may_receive());
-        assert!(Peer::default().may_send() && Peer::default().may_receive());
-    }
-
-    #[test]
-    fn a_letter_says_what_was_written() {
-        let peer = Peer {
-            sent: 1 << 40,
-            received: 7,
-            left: None,
-        };
-        let (counts, words) = open_letter(&letter(peer, b"why"));
-        assert_eq!((counts.sent, counts.received), (1 << 40, 7));
-        assert_eq!(words, b"why");
     }
 }
