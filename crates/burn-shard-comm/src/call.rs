@@ -186,11 +186,7 @@ impl Caller {
     /// # Errors
     ///
     /// Refuses as [`Work::finish`](crate::Work::finish).
-    pub fn reduction_output(
-        self,
-        call: &Call,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<(), Error> {
+    pub fn reduction_output(self, call: &Call, output: &mut dyn SegmentsMut) -> Result<(), Error> {
         let collective = call.collective;
         let dtype = call.dtype.unwrap_or(output.dtype());
         self.same_list(collective, dtype, call.numels.len(), output)?;
