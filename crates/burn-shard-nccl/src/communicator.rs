@@ -52,8 +52,8 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// If this rank or another has no library, driver or device; if the ranks do not meet in time. All
-    /// ranks fail alike.
+    /// If this rank or another has no library, driver or device: then all fail, and `control` is as it
+    /// was. If the ranks' NCCLs do not meet in time: then all fail, and `control` is poisoned.
     pub fn new(
         control: &ProcessGroup,
         nccl: Result<Arc<Nccl>, NcclError>,
@@ -88,20 +88,21 @@ impl NcclCommunicator {
                 failed: vec![(0, format!("its id of NCCL has {} bytes", ids[0].len()))],
             })?;
 
-        let control_comm = Arc::clone(control.communicator());
+        let failure = || control.communicator().failure();
         let patience = Patience {
             deadline: control.deadline(),
-            hopeless: &|| control_comm.failure().is_some(),
+            hopeless: &|| failure().is_some(),
         };
         let comm = Comm::init(&nccl, UniqueId(id), rank, world_size, &patience);
-        let outcome = comm.as_ref().map(|_| &[][..]).map_err(NcclError::clone);
-        agreed(control, outcome).inspect_err(|_| {
-            if let Ok(comm) = &comm {
-                comm.abort();
+        let comm = comm.map_err(|error| match failure() {
+            Some(cause) => NcclError::Group((*cause).clone()),
+            None => {
+                control.abort(&error.to_string());
+                error
             }
         })?;
-
-        Ok(Self::build(control, comm?, memory, sender))
+        control.barrier().inspect_err(|_| comm.abort())?;
+        Ok(Self::build(control, comm, memory, sender))
     }
 
     fn build(

@@ -8,10 +8,10 @@ use burn_shard_nccl::{Memory, NcclCommunicator};
 use burn_shard_nccl_double::{HostMemory, load};
 
 /// Long enough never to be met by accident.
-pub const LONG: Duration = Duration::from_secs(120);
+pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// One rank's communicator over `control`, and its memory.
-pub fn join(control: &ProcessGroup) -> (NcclCommunicator, Arc<HostMemory>) {
+pub(crate) fn join(control: &ProcessGroup) -> (NcclCommunicator, Arc<HostMemory>) {
     let memory = Arc::new(HostMemory::new(control.rank()));
     let shared: Arc<dyn Memory> = Arc::clone(&memory) as _;
     let communicator = NcclCommunicator::new(control, Ok(load()), Ok(shared)).unwrap();
@@ -19,7 +19,7 @@ pub fn join(control: &ProcessGroup) -> (NcclCommunicator, Arc<HostMemory>) {
 }
 
 /// Runs `f` on `world_size` ranks; the first panic is the error.
-pub fn spawn<T: Send>(
+pub(crate) fn spawn<T: Send>(
     world_size: usize,
     deadline: Duration,
     f: impl Fn(ProcessGroup, Arc<HostMemory>) -> T + Sync,
