@@ -120,7 +120,7 @@ impl Caller {
         }
     }
 
-    /// The header of an all_gather.
+    /// The header of an `all_gather`.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl Caller {
         })
     }
 
-    /// The header of a reduce_scatter or an all_reduce.
+    /// The header of a `reduce_scatter` or an `all_reduce`.
     ///
     /// # Errors
     ///

@@ -16,6 +16,7 @@ use crate::{
     api::{Config, IN_PROGRESS, RawComm, RawStream, SUCCESS, UniqueId},
     error::NcclError,
     library::Nccl,
+    memory::Memory,
 };
 
 /// How long an orderly end may take before it becomes an abort.
@@ -69,6 +70,8 @@ pub(crate) struct Patience<'a> {
 /// One rank of an NCCL communicator that does not block.
 pub(crate) struct Comm {
     nccl: Arc<Nccl>,
+    /// With the stream; stays as long as the communicator.
+    memory: Arc<dyn Memory>,
     world_size: usize,
     /// None: aborted or destroyed. All calls are made under the lock.
     raw: Mutex<Option<Raw>>,
@@ -85,6 +88,7 @@ impl Comm {
     /// Joins the ranks that share `id`.
     pub(crate) fn init(
         nccl: &Arc<Nccl>,
+        memory: &Arc<dyn Memory>,
         id: UniqueId,
         rank: usize,
         world_size: usize,
@@ -93,6 +97,7 @@ impl Comm {
         const FUNCTION: &str = "ncclCommInitRankConfig";
         let mut config = Config::non_blocking();
         let mut raw = ptr::null_mut();
+        memory.enter()?;
         let ranks = (to_int(world_size), to_int(rank));
         // SAFETY: `raw` and `config` are ours; the configuration says itself how long it is.
         let code =
@@ -100,6 +105,7 @@ impl Comm {
         let started = nccl.check(FUNCTION, code, ptr::null_mut());
         let comm = Self {
             nccl: Arc::clone(nccl),
+            memory: Arc::clone(memory),
             world_size,
             raw: Mutex::new((!raw.is_null()).then_some(Raw(raw))),
         };
@@ -156,7 +162,6 @@ impl Comm {
     /// Makes the calls of `calls` as one group, and waits until they are on their streams.
     pub(crate) fn group(
         &self,
-        stream: u64,
         patience: &Patience<'_>,
         calls: impl FnOnce(&Group<'_>) -> Result<(), NcclError>,
     ) -> Result<(), NcclError> {
@@ -165,7 +170,8 @@ impl Comm {
         let Some(Raw(alive)) = *raw else {
             return Err(NcclError::Aborted { function: FUNCTION });
         };
-        let group = Group::start(self, alive, stream)?;
+        self.memory.enter()?;
+        let group = Group::start(self, alive)?;
         let called = calls(&group);
         let ended = group.end();
         called.and(ended)?;
@@ -215,6 +221,7 @@ impl Drop for Comm {
         };
         let comm = Self {
             nccl: Arc::clone(&self.nccl),
+            memory: Arc::clone(&self.memory),
             world_size: self.world_size,
             raw: Mutex::new(Some(raw)),
         };
@@ -262,14 +269,14 @@ pub(crate) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    fn start(comm: &'a Comm, raw: RawComm, stream: u64) -> Result<Self, NcclError> {
+    fn start(comm: &'a Comm, raw: RawComm) -> Result<Self, NcclError> {
         // SAFETY: closed by `end`, on this thread: `Group` is neither Send nor Sync.
         let code = unsafe { (comm.nccl.api.group_start)() };
         comm.nccl.check("ncclGroupStart", code, raw)?;
         Ok(Self {
             comm,
             raw,
-            stream: ptr::with_exposed_provenance_mut(to_address(stream)),
+            stream: ptr::with_exposed_provenance_mut(to_address(comm.memory.stream())),
             open: true,
         })
     }

@@ -93,7 +93,7 @@ impl NcclCommunicator {
             deadline: control.deadline(),
             hopeless: &|| failure().is_some(),
         };
-        let comm = Comm::init(&nccl, UniqueId(id), rank, world_size, &patience);
+        let comm = Comm::init(&nccl, &memory, UniqueId(id), rank, world_size, &patience);
         let comm = comm.map_err(|error| match failure() {
             Some(cause) => NcclError::Group((*cause).clone()),
             None => {
@@ -198,7 +198,7 @@ impl NcclCommunicator {
         let launched = link.memory.enter().and_then(|()| {
             let launches = before(&mut kept.stage)?;
             if !launches.is_empty() {
-                link.comm.group(stream, &patience, |group| {
+                link.comm.group(&patience, |group| {
                     launches.iter().try_for_each(|launch| {
                         // SAFETY: what is on the host was staged into scratch memory, which is freed on the
                         // stream; what is on the device is what `DeviceSegments::new` was promised, between
@@ -247,9 +247,11 @@ impl NcclCommunicator {
             (None, None) => (doubled(dtype, op), Width::Doubled),
             (None, Some(_)) => return Err(self.unsupported(collective, dtype)),
         };
-        let op = match collective {
-            Collective::ReduceScatter => Op::ReduceScatter(kind),
-            _ => Op::AllReduce(kind),
+        let scattered = collective == Collective::ReduceScatter;
+        let op = if scattered {
+            Op::ReduceScatter(kind)
+        } else {
+            Op::AllReduce(kind)
         };
         let shared = Arc::clone(&input);
         let device = on_device(shared.device());
@@ -263,7 +265,6 @@ impl NcclCommunicator {
                 .map(|(segment, &numel)| {
                     let bytes = width.bytes(numel * dtype.size_bytes());
                     let shard = width.bytes(shard_numel(numel, world_size) * dtype.size_bytes());
-                    let scattered = collective == Collective::ReduceScatter;
                     let send_bytes = if scattered { shard * world_size } else { bytes };
                     let send = stage.input(&*shared, device, segment, send_bytes, width)?;
                     let receive = match (scattered, device) {
@@ -293,7 +294,7 @@ impl NcclCommunicator {
         )))
     }
 
-    /// The output of an all_gather or broadcast is written here, by the host or by the device.
+    /// The output of an `all_gather` or broadcast is written here, by the host or by the device.
     fn deliver(
         &self,
         in_flight: InFlight,

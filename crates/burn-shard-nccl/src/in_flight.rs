@@ -1,7 +1,11 @@
 //! Collectives that were started: waiting for them, and failing together.
 
 use std::{
-    sync::{Arc, Weak, mpsc::Sender},
+    io,
+    sync::{
+        Arc, Weak,
+        mpsc::{Receiver, Sender},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -258,7 +262,9 @@ impl InFlight {
     }
 
     /// Leaves the waiting to the watching thread.
-    pub(crate) fn watch(self) {
+    pub(crate) fn watch(mut self) {
+        // Freed on the stream, after all that is on it by now.
+        self.kept.stage.scratch.clear();
         if self.outcome.is_some() {
             return;
         }
@@ -338,13 +344,11 @@ impl Drop for Kept {
     }
 }
 
-/// Completes what it is sent, in order, until nobody can send any more.
-///
-/// In order is right: a later one cannot be over before an earlier one.
+/// Completes what it is sent until nobody can send any more.
 pub(crate) fn watch(
     rank: usize,
-    receiver: std::sync::mpsc::Receiver<InFlight>,
-) -> std::io::Result<thread::JoinHandle<()>> {
+    receiver: Receiver<InFlight>,
+) -> io::Result<thread::JoinHandle<()>> {
     let thread = thread::Builder::new().name(format!("nccl watch {rank}"));
     thread.spawn(move || {
         for mut in_flight in receiver {

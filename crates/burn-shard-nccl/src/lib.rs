@@ -30,15 +30,15 @@
 //! 3. [`Owner::after`], once everything is on our stream: what the owner launches afterwards waits for
 //!    it, and so does every reuse of the memory. (Record an event on our stream, let the others wait.)
 //!
-//! Both return at once. An all_gather or broadcast into device memory returns as soon as it is on the
+//! Both return at once. An `all_gather` or broadcast into device memory returns as soon as it is on the
 //! stream. A reduction keeps its result in memory of its own until [`Work::finish`], which puts a copy to
 //! the output on the stream, between the output's own hooks, and returns. A thread watches what nobody waits
 //! for: a GPU that hangs, a rank that calls something else or dies becomes an abort within the deadline,
 //! and the next call of each rank says why.
 //!
-//! NCCL works without a copy where lengths allow it: an all_gather whose output is `world_size` times its
-//! input, a reduce_scatter whose input is `world_size` times its output. Others go through padded
-//! scratch memory. The shard of an all_gather may be a view of its output.
+//! NCCL works without a copy where lengths allow it: an `all_gather` whose output is `world_size` times its
+//! input, a `reduce_scatter` whose input is `world_size` times its output. Others go through padded
+//! scratch memory. The shard of an `all_gather` may be a view of its output.
 //!
 //! # Errors
 //!

@@ -72,9 +72,12 @@ impl Width {
             return Cow::Borrowed(bytes);
         }
         let halves = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-        let wide = |half: [u8; 2]| match dtype {
-            DType::I16 => i32::from(i16::from_ne_bytes(half)).to_ne_bytes(),
-            _ => u32::from(u16::from_ne_bytes(half)).to_ne_bytes(),
+        let wide = |half: [u8; 2]| {
+            if dtype == DType::I16 {
+                i32::from(i16::from_ne_bytes(half)).to_ne_bytes()
+            } else {
+                u32::from(u16::from_ne_bytes(half)).to_ne_bytes()
+            }
         };
         Cow::Owned(halves.flat_map(wide).collect())
     }

@@ -10,7 +10,7 @@ use crate::{
     stage::{Launch, Width},
 };
 
-/// An unfinished reduce_scatter or all_reduce.
+/// An unfinished `reduce_scatter` or `all_reduce`.
 pub(crate) struct Reduction {
     caller: Caller,
     call: Call,
@@ -76,7 +76,6 @@ impl Reduction {
             .owner()
             .after(stream)
             .map_err(|error| link.fail(error))?;
-        in_flight.kept.stage.scratch.clear();
         in_flight.watch();
         Ok(())
     }

@@ -164,19 +164,17 @@ fn a_rank_that_does_not_come_is_named() {
         }
         group.set_deadline(SHORT);
         let error = group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap_err();
-        match &error {
-            Error::Deadline {
-                missing,
-                sequence: 1,
-                ..
-            } => assert_eq!(*missing, [1]),
-            Error::Interrupted {
-                missing,
-                sequence: 1,
-                ..
-            } => assert!(missing.contains(&1)),
-            _ => panic!("{error}"),
+        let (Error::Deadline {
+            missing, sequence, ..
         }
+        | Error::Interrupted {
+            missing, sequence, ..
+        }) = &error
+        else {
+            panic!("{error}")
+        };
+        assert!(missing.contains(&1), "{error}");
+        assert_eq!(*sequence, 1);
         poisoned(&group);
     })
     .unwrap();

@@ -126,10 +126,10 @@ impl Comm {
         let listener = UnixListener::bind(address(self.rank))?;
         listener.set_nonblocking(true)?;
         let mut peers: Vec<Option<UnixStream>> = (0..self.world_size).map(|_| None).collect();
-        for rank in 0..self.rank {
+        for (rank, slot) in peers.iter_mut().enumerate().take(self.rank) {
             let mut peer = self.retry(|| UnixStream::connect(address(rank)).ok())?;
             peer.write_all(&(self.rank as u64).to_le_bytes())?;
-            peers[rank] = Some(peer);
+            *slot = Some(peer);
         }
         for _ in self.rank + 1..self.world_size {
             let (mut peer, _) = self.retry(|| listener.accept().ok())?;

@@ -221,21 +221,21 @@ fn called(handle: *mut c_void, call: Call) -> c_int {
     let Some(size_bytes) = reduce::size_bytes(call.dtype) else {
         return refuse(INVALID_ARGUMENT, "no such element type");
     };
-    let refusal = match call.kind {
-        Kind::AllReduce { op } | Kind::ReduceScatter { op } if !reduce::has(op) => {
-            "no such operation"
-        }
-        Kind::Broadcast { root } if root >= comm.world_size() => "no such root",
-        _ if !comm::is_stream(call.stream) => "not a stream",
-        _ if call.count == 0 => "nothing to do: skip it",
-        _ if call.send == 0 || call.receive == 0 => "a null buffer",
-        _ if !(call.send | call.receive).is_multiple_of(size_bytes) => {
-            "a buffer that is not aligned"
-        }
-        _ => "",
+    let unknown = match call.kind {
+        Kind::AllReduce { op } | Kind::ReduceScatter { op } => !reduce::has(op),
+        Kind::Broadcast { root } => root >= comm.world_size(),
+        Kind::AllGather => false,
     };
-    if !refusal.is_empty() {
-        return refuse(INVALID_ARGUMENT, refusal);
+    let crooked = !(call.send | call.receive).is_multiple_of(size_bytes);
+    let checks = [
+        (unknown, "no such operation or root"),
+        (!comm::is_stream(call.stream), "not a stream"),
+        (call.count == 0, "nothing to do: skip it"),
+        (call.send == 0 || call.receive == 0, "a null buffer"),
+        (crooked, "a buffer that is not aligned"),
+    ];
+    if let Some((_, text)) = checks.iter().find(|(refused, _)| *refused) {
+        return refuse(INVALID_ARGUMENT, text);
     }
     if let Err((code, text)) = comm.accepts() {
         return refuse(code, &text);
