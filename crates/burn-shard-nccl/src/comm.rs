@@ -1,64 +1,25 @@
-//! Checked calls of NCCL: lengths before, codes and texts after, groups that are always closed, waits
-//! that always end.
+//! The life of an NCCL communicator: waits that always end, and an end that is always reached.
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_void},
+    ffi::c_int,
     fmt, ptr,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use burn_shard_comm::{DType, ReduceOp};
 use parking_lot::Mutex;
 
 use crate::{
-    api::{Config, IN_PROGRESS, RawComm, RawStream, SUCCESS, UniqueId},
+    api::{Config, IN_PROGRESS, RawComm, SUCCESS, UniqueId},
     error::NcclError,
+    group::{Group, to_int},
     library::Nccl,
     memory::Memory,
 };
 
 /// How long an orderly end may take before it becomes an abort.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
-
-impl Nccl {
-    /// The error that `code` stands for, with what `comm` (or none) has to say about it.
-    pub(crate) fn check(
-        &self,
-        function: &'static str,
-        code: c_int,
-        comm: RawComm,
-    ) -> Result<(), NcclError> {
-        if code == SUCCESS || code == IN_PROGRESS {
-            return Ok(());
-        }
-        // SAFETY: takes any code, returns a static string.
-        let text = unsafe { (self.api.get_error_string)(code) };
-        // SAFETY: takes a communicator or null.
-        let detail = unsafe { (self.api.get_last_error)(comm) };
-        Err(NcclError::Call {
-            function,
-            code,
-            // SAFETY: null or a C string that lives as long as the library.
-            text: unsafe { text_of(text) },
-            // SAFETY: null or a C string that lives until the next call of NCCL on this thread.
-            detail: unsafe { text_of(detail) },
-        })
-    }
-}
-
-/// # Safety
-///
-/// `text` is null or a C string.
-unsafe fn text_of(text: *const c_char) -> String {
-    if text.is_null() {
-        return String::new();
-    }
-    // SAFETY: the caller's.
-    let text = unsafe { CStr::from_ptr(text) };
-    text.to_string_lossy().into_owned()
-}
 
 /// When a wait for NCCL ends, done or not.
 pub(crate) struct Patience<'a> {
@@ -171,7 +132,9 @@ impl Comm {
             return Err(NcclError::Aborted { function: FUNCTION });
         };
         self.memory.enter()?;
-        let group = Group::start(self, alive)?;
+        // SAFETY: alive and locked; the stream lives as long as the memory.
+        let group =
+            unsafe { Group::start(&self.nccl, self.world_size, alive, self.memory.stream()) }?;
         let called = calls(&group);
         let ended = group.end();
         called.and(ended)?;
@@ -244,236 +207,6 @@ impl fmt::Debug for Comm {
     }
 }
 
-/// Bytes in a device's memory that a collective reads or writes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
-    pub(crate) address: u64,
-    pub(crate) bytes: usize,
-}
-
-impl Span {
-    fn pointer(self) -> *mut c_void {
-        ptr::with_exposed_provenance_mut(to_address(self.address))
-    }
-}
-
-/// An open group of calls; closed when dropped.
-///
-/// Every call is unsafe for one reason: its spans have to be memory of the communicator's device that
-/// lives, and is used by nobody else in a way that conflicts, until the stream has passed the group.
-pub(crate) struct Group<'a> {
-    comm: &'a Comm,
-    raw: RawComm,
-    stream: RawStream,
-    open: bool,
-}
-
-impl<'a> Group<'a> {
-    fn start(comm: &'a Comm, raw: RawComm) -> Result<Self, NcclError> {
-        // SAFETY: closed by `end`, on this thread: `Group` is neither Send nor Sync.
-        let code = unsafe { (comm.nccl.api.group_start)() };
-        comm.nccl.check("ncclGroupStart", code, raw)?;
-        Ok(Self {
-            comm,
-            raw,
-            stream: ptr::with_exposed_provenance_mut(to_address(comm.memory.stream())),
-            open: true,
-        })
-    }
-
-    fn end(mut self) -> Result<(), NcclError> {
-        self.open = false;
-        // SAFETY: opened by `start`, on this thread.
-        let code = unsafe { (self.comm.nccl.api.group_end)() };
-        self.comm.nccl.check("ncclGroupEnd", code, self.raw)
-    }
-
-    /// # Safety
-    ///
-    /// See [`Group`].
-    pub(crate) unsafe fn all_gather(&self, send: Span, receive: Span) -> Result<(), NcclError> {
-        const FUNCTION: &str = "ncclAllGather";
-        self.fits(
-            FUNCTION,
-            send,
-            receive,
-            send.bytes * self.comm.world_size == receive.bytes,
-        )?;
-        // SAFETY: the lengths fit, the memory is as the caller says.
-        let code = unsafe {
-            (self.comm.nccl.api.all_gather)(
-                send.pointer(),
-                receive.pointer(),
-                send.bytes,
-                BYTE,
-                self.raw,
-                self.stream,
-            )
-        };
-        self.comm.nccl.check(FUNCTION, code, self.raw)
-    }
-
-    /// # Safety
-    ///
-    /// See [`Group`].
-    pub(crate) unsafe fn broadcast(
-        &self,
-        send: Span,
-        receive: Span,
-        root: usize,
-    ) -> Result<(), NcclError> {
-        const FUNCTION: &str = "ncclBroadcast";
-        self.fits(FUNCTION, send, receive, send.bytes == receive.bytes)?;
-        let root = to_int(root);
-        // SAFETY: the lengths fit, the memory is as the caller says.
-        let code = unsafe {
-            (self.comm.nccl.api.broadcast)(
-                send.pointer(),
-                receive.pointer(),
-                send.bytes,
-                BYTE,
-                root,
-                self.raw,
-                self.stream,
-            )
-        };
-        self.comm.nccl.check(FUNCTION, code, self.raw)
-    }
-
-    /// # Safety
-    ///
-    /// See [`Group`].
-    pub(crate) unsafe fn all_reduce(
-        &self,
-        send: Span,
-        receive: Span,
-        kind: Kind,
-    ) -> Result<(), NcclError> {
-        const FUNCTION: &str = "ncclAllReduce";
-        self.fits(
-            FUNCTION,
-            send,
-            receive,
-            send.bytes == receive.bytes && kind.divides(send),
-        )?;
-        let numel = receive.bytes / kind.size_bytes;
-        // SAFETY: the lengths fit, the memory is as the caller says.
-        let code = unsafe {
-            (self.comm.nccl.api.all_reduce)(
-                send.pointer(),
-                receive.pointer(),
-                numel,
-                kind.dtype,
-                kind.op,
-                self.raw,
-                self.stream,
-            )
-        };
-        self.comm.nccl.check(FUNCTION, code, self.raw)
-    }
-
-    /// # Safety
-    ///
-    /// See [`Group`].
-    pub(crate) unsafe fn reduce_scatter(
-        &self,
-        send: Span,
-        receive: Span,
-        kind: Kind,
-    ) -> Result<(), NcclError> {
-        const FUNCTION: &str = "ncclReduceScatter";
-        let fits = receive.bytes * self.comm.world_size == send.bytes && kind.divides(receive);
-        self.fits(FUNCTION, send, receive, fits)?;
-        let numel = receive.bytes / kind.size_bytes;
-        // SAFETY: the lengths fit, the memory is as the caller says.
-        let code = unsafe {
-            (self.comm.nccl.api.reduce_scatter)(
-                send.pointer(),
-                receive.pointer(),
-                numel,
-                kind.dtype,
-                kind.op,
-                self.raw,
-                self.stream,
-            )
-        };
-        self.comm.nccl.check(FUNCTION, code, self.raw)
-    }
-
-    fn fits(
-        &self,
-        function: &'static str,
-        send: Span,
-        receive: Span,
-        fits: bool,
-    ) -> Result<(), NcclError> {
-        if fits {
-            return Ok(());
-        }
-        Err(NcclError::Lengths {
-            function,
-            world_size: self.comm.world_size,
-            send_bytes: send.bytes,
-            receive_bytes: receive.bytes,
-        })
-    }
-}
-
-impl Drop for Group<'_> {
-    fn drop(&mut self) {
-        if self.open {
-            // SAFETY: opened by `start`, on this thread. Whoever left the group open has an error already.
-            let _code = unsafe { (self.comm.nccl.api.group_end)() };
-        }
-    }
-}
-
-/// `ncclUint8`: what is only moved is moved as bytes.
-const BYTE: c_int = 1;
-
-/// What a reduction does, in NCCL's numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
-    dtype: c_int,
-    op: c_int,
-    size_bytes: usize,
-}
-
-impl Kind {
-    /// None: NCCL has no 16-bit integers.
-    pub(crate) const fn new(dtype: DType, op: ReduceOp) -> Option<Self> {
-        let size_bytes = dtype.size_bytes();
-        let dtype = match dtype {
-            DType::I8 => 0,
-            DType::U8 => 1,
-            DType::I32 => 2,
-            DType::U32 => 3,
-            DType::I64 => 4,
-            DType::U64 => 5,
-            DType::F16 => 6,
-            DType::F32 => 7,
-            DType::F64 => 8,
-            DType::BF16 => 9,
-            DType::I16 | DType::U16 => return None,
-        };
-        let op = match op {
-            ReduceOp::Sum => 0,
-            ReduceOp::Max => 2,
-            ReduceOp::Min => 3,
-            ReduceOp::Mean => 4,
-        };
-        Some(Self {
-            dtype,
-            op,
-            size_bytes,
-        })
-    }
-
-    const fn divides(self, span: Span) -> bool {
-        span.bytes.is_multiple_of(self.size_bytes)
-    }
-}
-
 /// Lets others run, longer the longer the wait has been: a core is worth more than a microsecond.
 pub(crate) fn pause(start: Instant) {
     let waited = start.elapsed();
@@ -482,13 +215,4 @@ pub(crate) fn pause(start: Instant) {
     } else {
         thread::sleep((waited / 10).clamp(Duration::from_micros(20), Duration::from_millis(1)));
     }
-}
-
-/// A rank or a number of ranks.
-fn to_int(value: usize) -> c_int {
-    c_int::try_from(value).expect("a group should have fewer ranks than a C int can count")
-}
-
-fn to_address(address: u64) -> usize {
-    usize::try_from(address).expect("an address should fit this machine's")
 }

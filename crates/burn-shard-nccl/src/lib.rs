@@ -8,12 +8,12 @@
 //! | module | what |
 //! |---|---|
 //! | `library`, `api` | finding `libnccl.so.2` at run time; its functions |
-//! | `comm` | checked calls: lengths, codes, groups, waits that end |
+//! | `group`, `comm` | checked calls: lengths, codes, groups, waits that end |
 //! | `memory`, `cuda` | the memory NCCL works on; a GPU's, with the feature `cuda` |
 //! | `device` | segments in that memory, and their owner's part |
 //! | `stage` | segments on the host: to the device and back |
 //! | `in_flight`, `work` | what was started: waiting, failing, results |
-//! | `communicator` | the collectives |
+//! | `communicator`, `collectives` | how ranks begin and end, and the collectives |
 //!
 //! # Who may touch a buffer when
 //!
@@ -52,12 +52,14 @@
 //! [`Error::Backend`]: burn_shard_comm::Error::Backend
 
 mod api;
+mod collectives;
 mod comm;
 mod communicator;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
 mod error;
+mod group;
 mod in_flight;
 mod library;
 mod memory;

@@ -1,7 +1,9 @@
 //! Finding NCCL: which files are looked for, what is asked of them.
 
 use std::{
-    env, fmt,
+    env,
+    ffi::{CStr, c_char, c_int},
+    fmt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -9,7 +11,7 @@ use std::{
 use libloading::Library;
 
 use crate::{
-    api::{Api, SUCCESS, UniqueId},
+    api::{Api, IN_PROGRESS, RawComm, SUCCESS, UniqueId},
     error::NcclError,
 };
 
@@ -123,6 +125,42 @@ impl Nccl {
         self.check("ncclGetUniqueId", code, std::ptr::null_mut())?;
         Ok(id)
     }
+
+    /// The error that `code` stands for, with what `comm` (or none) has to say about it.
+    pub(crate) fn check(
+        &self,
+        function: &'static str,
+        code: c_int,
+        comm: RawComm,
+    ) -> Result<(), NcclError> {
+        if code == SUCCESS || code == IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: takes any code, returns a static string.
+        let text = unsafe { (self.api.get_error_string)(code) };
+        // SAFETY: takes a communicator or null.
+        let detail = unsafe { (self.api.get_last_error)(comm) };
+        Err(NcclError::Call {
+            function,
+            code,
+            // SAFETY: null or a C string that lives as long as the library.
+            text: unsafe { text_of(text) },
+            // SAFETY: null or a C string that lives until the next call of NCCL on this thread.
+            detail: unsafe { text_of(detail) },
+        })
+    }
+}
+
+/// # Safety
+///
+/// `text` is null or a C string.
+unsafe fn text_of(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_string_lossy().into_owned()
 }
 
 /// The dynamic loader's text, which `libloading`'s own leaves out.

@@ -7,9 +7,9 @@ use std::{borrow::Cow, sync::Arc};
 use burn_shard_comm::{DType, Segments};
 
 use crate::{
-    comm::{Group, Kind, Span},
     device::DeviceSegments,
     error::NcclError,
+    group::{Group, Kind, Span},
     memory::{Memory, Scratch},
 };
 
