@@ -103,6 +103,15 @@ fn a_refused_launch_reaches_every_rank() {
             );
         }
         poisoned(&group);
+        // No group of calls was left open on this thread.
+        let alone = Local::new(1)
+            .deadline(Duration::from_secs(20))
+            .groups()
+            .remove(0);
+        let alone = ProcessGroup::new(Arc::new(join(&alone).0));
+        let mut buffer = [3.0f32];
+        alone.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        assert_eq!(buffer, [3.0]);
     })
     .unwrap();
     all_ended();
