@@ -19,7 +19,7 @@ use std::{
     env,
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -50,6 +50,7 @@ fn main() -> ExitCode {
     };
     let ranks = arguments.iter().position(|argument| argument == "--ranks");
     let ranks = ranks.map_or(1, |at| arguments[at + 1].parse().unwrap());
+    let ranks = processes().map_or(ranks, ProcessGroup::world_size);
     match arguments.first().map(String::as_str) {
         Some("conformance") => conformance(library, ranks),
         Some("bandwidth") => bandwidth(library, ranks),
@@ -91,6 +92,27 @@ fn gpu(_: usize) -> Result<Arc<dyn Memory>, NcclError> {
     panic!("built without the feature cuda")
 }
 
+/// The launcher's group, if there is one.
+fn processes() -> Option<&'static ProcessGroup> {
+    static GROUP: OnceLock<Option<ProcessGroup>> = OnceLock::new();
+    let group = GROUP.get_or_init(|| match ProcessGroup::from_env() {
+        Ok(group) => Some(group),
+        Err(Error::NoLauncher) => None,
+        Err(error) => panic!("{error}"),
+    });
+    group.as_ref()
+}
+
+/// Runs `f` on this process's rank of the launcher's group, one NCCL after another, or else on threads.
+fn spawn(world_size: usize, f: impl Fn(&ProcessGroup) + Sync) -> Result<(), Error> {
+    if let Some(control) = processes() {
+        f(control);
+        return control.barrier();
+    }
+    let local = Local::new(world_size).deadline(DEADLINE);
+    local.spawn(|control| f(&control)).map(drop)
+}
+
 /// Runs a property where it fits this many ranks.
 struct Ranks {
     library: Library,
@@ -105,8 +127,8 @@ impl Launcher for Ranks {
             return;
         }
         self.runs.set(self.runs.get() + 1);
-        let (library, local) = (self.library, Local::new(world_size).deadline(DEADLINE));
-        let result = local.spawn(|control| f(join(&control, library).0));
+        let library = self.library;
+        let result = spawn(world_size, |control| f(join(control, library).0));
         if let Err(error) = result {
             panic!("{error}");
         }
@@ -149,10 +171,12 @@ fn conformance(library: Library, world_size: usize) -> ExitCode {
             (true, 0) => "needs other numbers of ranks",
             (true, _) => "ok",
         };
-        println!(
-            "{name:<16} {world_size} ranks {:>6.1} s  {verdict}",
-            start.elapsed().as_secs_f64()
-        );
+        if processes().is_none_or(|group| group.rank() == 0) {
+            println!(
+                "{name:<16} {world_size} ranks {:>6.1} s  {verdict}",
+                start.elapsed().as_secs_f64()
+            );
+        }
     }
     ExitCode::from(u8::from(failed > 0))
 }
@@ -250,9 +274,9 @@ fn finish_stream(memory: &Arc<dyn Memory>) {
 }
 
 fn bandwidth(library: Library, world_size: usize) -> ExitCode {
-    let result = Local::new(world_size).deadline(DEADLINE).spawn(|control| {
-        let plain = (library == Library::Real).then(|| plain::Id::exchange(&control));
-        let (group, memory, nccl) = join(&control, library);
+    let result = spawn(world_size, |control| {
+        let plain = (library == Library::Real).then(|| plain::Id::exchange(control));
+        let (group, memory, nccl) = join(control, library);
         let plain = plain.map(|id| plain::Plain::new(&nccl, id, group.rank(), group.world_size()));
         if group.rank() == 0 {
             println!(
@@ -271,7 +295,7 @@ fn bandwidth(library: Library, world_size: usize) -> ExitCode {
         }
     });
     match result {
-        Ok(_) => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
             ExitCode::FAILURE
