@@ -2,7 +2,8 @@
 # Puts NVIDIA's libnccl.so.2 into a cache, from PyPI's package, and prints its path. No GPU is needed
 # to load it, nor anything of CUDA: the runtime is linked into it.
 #
-#   BURN_SHARD_NCCL=$(scripts/fetch-nccl.sh) cargo test -p burn-shard-nccl --features real-nccl,cuda
+#   BURN_SHARD_NCCL=$(scripts/fetch-nccl.sh) \
+#       cargo test --workspace --all-features --locked --test real -- --ignored
 set -Eeuo pipefail
 
 package=nvidia-nccl-cu12

@@ -286,6 +286,18 @@ impl NcclCommunicator {
     }
 }
 
+/// The ranks of `control`, with NCCL between their GPUs: this rank's is number `device`.
+///
+/// # Errors
+///
+/// As [`NcclCommunicator::new`].
+#[cfg(feature = "cuda")]
+pub fn process_group(control: &ProcessGroup, device: usize) -> Result<ProcessGroup, NcclError> {
+    let memory = crate::cuda::Cuda::new(device).map(|cuda| Arc::new(cuda) as _);
+    let communicator = NcclCommunicator::new(control, Nccl::open(), memory)?;
+    Ok(ProcessGroup::new(Arc::new(communicator)))
+}
+
 /// What each rank has to say, unless one has failed: then all fail.
 fn agreed(
     control: &ProcessGroup,

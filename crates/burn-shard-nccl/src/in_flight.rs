@@ -36,7 +36,7 @@ pub(crate) struct Link {
     pub(crate) memory: Arc<dyn Memory>,
     /// Not held: the rank leaves when its communicator is dropped, not when its last work is.
     pub(crate) control: Weak<dyn Communicator>,
-    /// Number of the control group's first collective that is ours.
+    /// Number of the control group's first collective that is ours, if it had no other announcements.
     pub(crate) base: u64,
     /// Waits for those that nobody else waits for.
     pub(crate) watch: Sender<InFlight>,

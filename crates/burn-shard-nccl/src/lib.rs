@@ -68,6 +68,8 @@ mod work;
 
 pub use communicator::NcclCommunicator;
 #[cfg(feature = "cuda")]
+pub use communicator::process_group;
+#[cfg(feature = "cuda")]
 pub use cuda::Cuda;
 pub use device::{DeviceSegments, Owner};
 pub use error::NcclError;
