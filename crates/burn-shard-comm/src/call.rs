@@ -1,6 +1,6 @@
 //! What one rank called, in a form that ranks can compare; and everything it can refuse by itself.
 
-use std::fmt;
+use std::{any::Any, fmt};
 
 use crate::{
     communicator::{Collective, ReduceOp, shard_numel},
@@ -84,15 +84,48 @@ pub(crate) fn shard_range(numel: usize, rank: usize, world_size: usize) -> std::
     (rank * shard).min(numel)..((rank + 1) * shard).min(numel)
 }
 
-/// Who calls: enough to refuse with.
+/// Who calls: checks the arguments of a collective and makes its [`Call`], for communicators.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Caller {
+pub struct Caller {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
+    reach: Reach,
+}
+
+/// Which segments a communicator can read and write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    Host,
+    Devices,
 }
 
 impl Caller {
-    pub(crate) fn all_gather(
+    /// A rank of a communicator that refuses segments in a device's memory.
+    #[must_use]
+    pub const fn host(rank: usize, world_size: usize) -> Self {
+        Self {
+            rank,
+            world_size,
+            reach: Reach::Host,
+        }
+    }
+
+    /// A rank of a communicator that looks at segments in a device's memory itself.
+    #[must_use]
+    pub const fn devices(rank: usize, world_size: usize) -> Self {
+        Self {
+            rank,
+            world_size,
+            reach: Reach::Devices,
+        }
+    }
+
+    /// The header of an `all_gather`.
+    ///
+    /// # Errors
+    ///
+    /// Refuses as [`Communicator::all_gather`](crate::Communicator::all_gather).
+    pub fn all_gather(
         self,
         input: &dyn Segments,
         output: &mut dyn SegmentsMut,
@@ -118,7 +151,12 @@ impl Caller {
         })
     }
 
-    pub(crate) fn reduction(
+    /// The header of a `reduce_scatter` or an `all_reduce`.
+    ///
+    /// # Errors
+    ///
+    /// Refuses as [`Communicator::reduce_scatter`](crate::Communicator::reduce_scatter).
+    pub fn reduction(
         self,
         collective: Collective,
         input: &dyn Segments,
@@ -144,11 +182,11 @@ impl Caller {
     }
 
     /// Refuses an output that does not fit a reduction that was started as `call`.
-    pub(crate) fn reduction_output(
-        self,
-        call: &Call,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<(), Error> {
+    ///
+    /// # Errors
+    ///
+    /// Refuses as [`Work::finish`](crate::Work::finish).
+    pub fn reduction_output(self, call: &Call, output: &mut dyn SegmentsMut) -> Result<(), Error> {
         let collective = call.collective;
         let dtype = call.dtype.unwrap_or(output.dtype());
         self.same_list(collective, dtype, call.numels.len(), output)?;
@@ -166,14 +204,21 @@ impl Caller {
         self.output_bytes(collective, output, true)
     }
 
-    pub(crate) fn broadcast(
+    /// The header of a broadcast.
+    ///
+    /// # Errors
+    ///
+    /// Refuses as [`Communicator::broadcast`](crate::Communicator::broadcast).
+    pub fn broadcast(
         self,
         input: Option<&dyn Segments>,
         output: Option<&mut (dyn SegmentsMut + '_)>,
         root: usize,
     ) -> Result<Call, Error> {
         let collective = Collective::Broadcast;
-        let Self { rank, world_size } = self;
+        let Self {
+            rank, world_size, ..
+        } = self;
         if root >= world_size {
             return Err(Error::RootOutOfRange {
                 rank,
@@ -219,7 +264,9 @@ impl Caller {
         })
     }
 
-    pub(crate) const fn barrier() -> Call {
+    /// The header of a barrier.
+    #[must_use]
+    pub const fn barrier() -> Call {
         Call {
             collective: Collective::Barrier,
             dtype: None,
@@ -231,6 +278,9 @@ impl Caller {
     }
 
     fn present(self, collective: Collective, input: &dyn Segments) -> Result<(), Error> {
+        if self.on_device(collective, input.device())? {
+            return Ok(());
+        }
         let absent = (0..input.count()).find(|&segment| input.bytes(segment).is_none());
         absent.map_or(Ok(()), |segment| {
             Err(Error::AbsentSegment {
@@ -277,7 +327,9 @@ impl Caller {
         input_numel: usize,
         output_numel: usize,
     ) -> Error {
-        let Self { rank, world_size } = self;
+        let Self {
+            rank, world_size, ..
+        } = self;
         Error::NumelDiffers {
             rank,
             collective,
@@ -294,6 +346,9 @@ impl Caller {
         input: &dyn Segments,
         align: bool,
     ) -> Result<(), Error> {
+        if self.on_device(collective, input.device())? {
+            return Ok(());
+        }
         for segment in 0..input.count() {
             if let Some(bytes) = input.bytes(segment) {
                 let claim = Claim {
@@ -313,6 +368,9 @@ impl Caller {
         output: &mut dyn SegmentsMut,
         align: bool,
     ) -> Result<(), Error> {
+        if self.on_device(collective, output.device())? {
+            return Ok(());
+        }
         for segment in 0..output.count() {
             let claim = Claim {
                 segment,
@@ -322,6 +380,15 @@ impl Caller {
             self.check_bytes(collective, claim, output.bytes_mut(segment), align)?;
         }
         Ok(())
+    }
+
+    /// Whether segments are in a device's memory, where only the communicator can look at them.
+    fn on_device(self, collective: Collective, device: Option<&dyn Any>) -> Result<bool, Error> {
+        if device.is_some() && self.reach == Reach::Host {
+            let rank = self.rank;
+            return Err(Error::DeviceSegments { rank, collective });
+        }
+        Ok(device.is_some())
     }
 
     fn check_bytes(

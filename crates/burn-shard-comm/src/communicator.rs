@@ -6,6 +6,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
+    call::Call,
     error::Error,
     segments::{Segments, SegmentsMut},
     traffic::Traffic,
@@ -235,6 +236,21 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     ///
     /// Fails as described at [`Communicator`].
     fn barrier(&self) -> Result<(), Error>;
+
+    /// Starts a collective that moves nothing: it is over once every rank has announced the same call.
+    ///
+    /// For communicators that move data by other means and let this one compare calls, notice ranks
+    /// that are gone, and tell all ranks of failures. Announcements and other collectives are numbered
+    /// together, but announcements do not count as [`Traffic`]. [`Work::finish`] writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] in a poisoned group. Everything else is reported by the [`Work`], as
+    /// described at [`Communicator`].
+    fn announce(&self, call: Call) -> Result<Box<dyn Work>, Error>;
+
+    /// What poisoned the group, if this rank has heard of it; never waits.
+    fn failure(&self) -> Option<Arc<Error>>;
 
     /// Poisons the group on all ranks: calls that wait and later calls return errors.
     ///

@@ -164,6 +164,64 @@ pub enum Error {
         aligned: bool,
     },
 
+    /// Refusal: the segments are in the memory of a device.
+    #[error(
+        "rank {rank}: {collective} of segments in a device's memory, which this communicator cannot reach (copy them to the host, or use a communicator for that device)"
+    )]
+    DeviceSegments {
+        /// The rank that was refused.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+    },
+
+    /// Refusal: the segments are in the memory of another device than the communicator's, or of
+    /// another kind of device.
+    #[error(
+        "rank {rank}: {collective} on device {expected} of segments on {} (one communicator serves one device)",
+        found.map_or_else(|| "a device of another kind".to_owned(), |found| format!("device {found}"))
+    )]
+    OtherDevice {
+        /// The rank that was refused.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// The device of the communicator.
+        expected: usize,
+        /// That of the segments.
+        found: Option<usize>,
+    },
+
+    /// Refusal: the communicator cannot reduce this element type where the segments are.
+    #[error(
+        "rank {rank}: {backend} cannot {collective} {dtype} in a device's memory (use another dtype, or segments on the host)"
+    )]
+    UnsupportedDType {
+        /// The rank that was refused.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// Its element type.
+        dtype: DType,
+        /// What the communicator is made of.
+        backend: &'static str,
+    },
+
+    /// Failure: the library below the communicator failed on this rank.
+    #[error("rank {rank}: {collective} #{sequence} failed in {backend}: {message}")]
+    Backend {
+        /// The rank that returns the error.
+        rank: usize,
+        /// What it called.
+        collective: Collective,
+        /// Number of the collective.
+        sequence: u64,
+        /// What the communicator is made of.
+        backend: &'static str,
+        /// What the library said.
+        message: String,
+    },
+
     /// Failure: the ranks did not call the same collective; every rank gets this.
     #[error("rank {rank}: ranks disagree on collective #{sequence}: {}", describe(.calls))]
     Mismatch {
@@ -315,8 +373,12 @@ impl Error {
             | Self::DTypeDiffers { .. }
             | Self::SegmentCountDiffers { .. }
             | Self::NumelDiffers { .. }
-            | Self::BadSegment { .. } => true,
-            Self::Rendezvous(_)
+            | Self::BadSegment { .. }
+            | Self::DeviceSegments { .. }
+            | Self::OtherDevice { .. }
+            | Self::UnsupportedDType { .. } => true,
+            Self::Backend { .. }
+            | Self::Rendezvous(_)
             | Self::Mismatch { .. }
             | Self::Deadline { .. }
             | Self::RankLeft { .. }
@@ -343,7 +405,8 @@ impl Error {
 
     /// The rank on which a failure began, if it began on one.
     pub(crate) const fn origin(&self) -> Option<usize> {
-        if let Self::Deadline { rank, .. }
+        if let Self::Backend { rank, .. }
+        | Self::Deadline { rank, .. }
         | Self::RankLeft { rank, .. }
         | Self::Aborted { rank, .. }
         | Self::RankPanicked { rank, .. }

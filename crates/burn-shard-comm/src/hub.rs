@@ -128,7 +128,12 @@ impl Hub {
     #[must_use]
     fn publish(&self, state: &mut State, slot: &Slot, posts: Vec<(Call, Input)>) -> Vec<Input> {
         let (calls, mut inputs): (Vec<Call>, Vec<Input>) = posts.into_iter().unzip();
-        let outcome = if calls.iter().any(|call| *call != calls[0]) {
+        // Only some have announced what the others do: they have nothing to exchange.
+        let announced = inputs.iter().filter(|input| input.is_none()).count();
+        let mixed = calls[0].collective != Collective::Broadcast
+            && announced != 0
+            && announced != inputs.len();
+        let outcome = if mixed || calls.iter().any(|call| *call != calls[0]) {
             let calls: Arc<[Call]> = calls.into();
             // The rank of this copy, which later calls see as their cause, means nothing.
             let cause = Error::Mismatch {
@@ -138,7 +143,7 @@ impl Hub {
             };
             inputs.extend(self.fail_locked(state, cause));
             Outcome::Mismatch(calls)
-        } else if calls[0].collective == Collective::AllReduce {
+        } else if calls[0].collective == Collective::AllReduce && announced == 0 {
             let op = calls[0].op.unwrap_or(ReduceOp::Sum);
             Outcome::Pieces(Pieces::new(
                 &calls[0],
@@ -285,6 +290,11 @@ impl Hub {
     pub(crate) fn leave(&self, rank: usize) {
         self.state.lock().left[rank] = true;
         self.changed.notify_all();
+    }
+
+    /// What poisoned the group.
+    pub(crate) fn failure(&self) -> Option<Arc<Error>> {
+        self.state.lock().failure.clone()
     }
 
     /// Poisons the group, unless it is already.

@@ -92,7 +92,7 @@ mod tcp;
 mod traffic;
 mod transport;
 
-pub use call::Call;
+pub use call::{Call, Caller};
 pub use communicator::{Collective, Communicator, ReduceOp, Work, shard_numel};
 pub use dtype::{DType, Element};
 pub use error::Error;

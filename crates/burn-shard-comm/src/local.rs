@@ -41,17 +41,19 @@ impl LocalCommunicator {
     }
 
     fn caller(&self) -> Caller {
-        Caller {
-            rank: self.rank,
-            world_size: self.world_size(),
-        }
+        Caller::host(self.rank, self.world_size())
     }
 
     fn post(&self, call: Call, input: Input) -> Result<Posted, Error> {
-        let slot = self.hub.post(self.rank, call.clone(), input)?;
+        let posted = self.announced(call, input)?;
         self.traffic
             .lock()
-            .record(&call, self.rank, self.world_size());
+            .record(&posted.call, self.rank, self.world_size());
+        Ok(posted)
+    }
+
+    fn announced(&self, call: Call, input: Input) -> Result<Posted, Error> {
+        let slot = self.hub.post(self.rank, call.clone(), input)?;
         let deadline = self.deadline();
         Ok(Posted {
             hub: Arc::clone(&self.hub),
@@ -155,6 +157,15 @@ impl Communicator for LocalCommunicator {
         self.post(Caller::barrier(), None)?.outcome().map(drop)
     }
 
+    fn announce(&self, call: Call) -> Result<Box<dyn Work>, Error> {
+        let posted = self.announced(call, None)?;
+        Ok(Box::new(Announcement { posted }))
+    }
+
+    fn failure(&self) -> Option<Arc<Error>> {
+        self.hub.failure()
+    }
+
     fn abort(&self, reason: &str) {
         self.hub.fail(Error::Aborted {
             rank: self.rank,
@@ -202,6 +213,24 @@ impl Posted {
     }
 }
 
+struct Announcement {
+    posted: Posted,
+}
+
+impl Work for Announcement {
+    fn is_ready(&self) -> bool {
+        self.posted.hub.is_ready(&self.posted.slot)
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        self.posted.outcome().map(drop)
+    }
+
+    fn finish(mut self: Box<Self>, _: &mut dyn SegmentsMut) -> Result<(), Error> {
+        self.wait()
+    }
+}
+
 struct ReduceScatter {
     posted: Posted,
     op: ReduceOp,
@@ -218,7 +247,9 @@ impl Work for ReduceScatter {
 
     fn finish(self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
         let Posted { caller, call, .. } = &self.posted;
-        let Caller { rank, world_size } = *caller;
+        let Caller {
+            rank, world_size, ..
+        } = *caller;
         let inputs = self.posted.exchanged()?;
         caller.reduction_output(call, output)?;
         let dtype = output.dtype();

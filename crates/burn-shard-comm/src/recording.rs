@@ -99,10 +99,7 @@ impl Recording {
     }
 
     fn caller(&self) -> Caller {
-        Caller {
-            rank: self.rank(),
-            world_size: self.world_size(),
-        }
+        Caller::devices(self.rank(), self.world_size())
     }
 
     fn note(&self, call: Call) -> Result<(), Error> {
@@ -205,6 +202,15 @@ impl Communicator for Recording {
     fn barrier(&self) -> Result<(), Error> {
         self.note(Caller::barrier())?;
         self.inner.barrier()
+    }
+
+    fn announce(&self, call: Call) -> Result<Box<dyn Work>, Error> {
+        self.note(call.clone())?;
+        self.inner.announce(call).map(|work| self.delayed(work))
+    }
+
+    fn failure(&self) -> Option<Arc<Error>> {
+        self.inner.failure()
     }
 
     fn abort(&self, reason: &str) {

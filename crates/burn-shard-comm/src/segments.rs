@@ -5,7 +5,7 @@
 //! `Arc`), because other ranks may read them for as long as the collective is in flight; outputs are
 //! plain borrows ([`SegmentsMut`]), because only their own rank touches them.
 
-use std::fmt;
+use std::{any::Any, fmt};
 
 use crate::dtype::{DType, Element};
 
@@ -28,6 +28,11 @@ pub trait Segments: Send + Sync {
     fn label(&self) -> u64 {
         0
     }
+    /// If the elements are in the memory of a device: where, in terms that only the communicator for
+    /// such devices understands. `bytes` is not called then; communicators that reach no device refuse.
+    fn device(&self) -> Option<&dyn Any> {
+        None
+    }
 }
 
 /// Buffers that a collective writes on their own rank.
@@ -40,6 +45,10 @@ pub trait SegmentsMut {
     fn numel(&self, index: usize) -> usize;
     /// Bytes of segment `index`, `numel(index) * dtype().size_bytes()` of them.
     fn bytes_mut(&mut self, index: usize) -> &mut [u8];
+    /// As [`Segments::device`]; `bytes_mut` is not called then.
+    fn device(&self) -> Option<&dyn Any> {
+        None
+    }
 }
 
 /// Segments that own their elements; input and output alike.

@@ -70,7 +70,8 @@ impl Traffic {
         self.counts.iter().map(|count| count.calls).sum()
     }
 
-    pub(crate) fn record(&mut self, call: &Call, rank: usize, world_size: usize) {
+    /// Counts a collective that `rank` has started; for communicators.
+    pub fn record(&mut self, call: &Call, rank: usize, world_size: usize) {
         let count = &mut self.counts[call.collective as usize];
         count.calls += 1;
         count.bytes += call.received_bytes(rank, world_size) as u64;

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Launcher, collectives};
 use crate::{
-    Collective, DType, Error, MaybeSegment, OwnedSegments, ProcessGroup, Recording, ReduceOp,
-    Segments, SparseSegments,
+    Caller, Collective, DType, Error, MaybeSegment, OwnedSegments, ProcessGroup, Recording,
+    ReduceOp, Segments, SparseSegments,
 };
 
 /// What is refused by one rank or by all leaves the group usable.
@@ -349,4 +349,45 @@ pub fn a_failed_call_reaches_every_rank(launcher: &impl Launcher) {
             }
         });
     }
+}
+
+/// Announcements move nothing, are numbered and compared as other calls are, and tell of failures.
+pub fn announcements_are_compared(launcher: &impl Launcher) {
+    launcher.run(3, |group| {
+        let (rank, communicator) = (group.rank(), group.communicator());
+        let announce = |numel: usize| {
+            let input = SparseSegments(vec![MaybeSegment::<f32>::Absent { numel }]);
+            let caller = Caller::host(rank, 3);
+            let call = caller.reduction(Collective::AllReduce, &input, ReduceOp::Sum);
+            communicator.announce(call.unwrap()).unwrap()
+        };
+        let before = group.traffic();
+        let mut first = announce(1 << 40);
+        let second = announce(7);
+        assert_eq!(group.traffic(), before, "an announcement moves nothing");
+        // In another order than they were made, among calls that do move something.
+        collectives::<f32>(&group, &[5]);
+        second
+            .finish(&mut OwnedSegments(vec![vec![0.0f32; 7]]))
+            .unwrap();
+        first.wait().unwrap();
+        first.wait().unwrap();
+        assert!(first.is_ready());
+        assert!(communicator.failure().is_none());
+        group.barrier().unwrap();
+
+        let mut odd = announce(if rank == 1 { 4 } else { 3 });
+        let error = odd.wait().unwrap_err();
+        let Error::Mismatch { calls, .. } = &error else {
+            panic!("{error}")
+        };
+        let found: Vec<String> = calls.iter().map(ToString::to_string).collect();
+        let (three, four) = ("all_reduce f32 sum [3]", "all_reduce f32 sum [4]");
+        assert_eq!(found, [three, four, three]);
+        let failure = communicator.failure().map(|cause| cause.to_string());
+        assert!(failure.is_some_and(|text| text.contains(four)));
+        let error = communicator.announce(Caller::barrier()).map(drop);
+        assert!(matches!(error, Err(Error::Poisoned { .. })));
+        poisoned(&group, |cause| matches!(cause, Error::Mismatch { .. }));
+    });
 }

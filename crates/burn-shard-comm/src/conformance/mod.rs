@@ -19,7 +19,7 @@ mod probe;
 mod results;
 
 pub use failures::{
-    a_failed_call_reaches_every_rank, an_abort_reaches_every_rank,
+    a_failed_call_reaches_every_rank, an_abort_reaches_every_rank, announcements_are_compared,
     mismatches_are_told_to_every_rank, refusals_leave_the_group_usable,
 };
 pub use memory::MemoryTransport;
@@ -72,6 +72,7 @@ macro_rules! conformance_tests {
             traffic_follows_from_the_lengths,
             bytes_of_any_length_travel,
             a_deadline_can_be_set,
+            announcements_are_compared,
         );
     };
     (@each $launcher:expr; $($name:ident),* $(,)?) => {$(

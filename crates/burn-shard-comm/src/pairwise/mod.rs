@@ -44,7 +44,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    call::Caller,
+    call::{Call, Caller},
     communicator::{Collective, Communicator, ReduceOp, Work},
     error::Error,
     segments::{Segments, SegmentsMut},
@@ -53,7 +53,7 @@ use crate::{
 };
 
 use turns::Turns;
-use work::Reduction;
+use work::{Announcement, Reduction};
 
 /// How long the last handle waits for what is queued.
 const LINGER: Duration = Duration::from_secs(5);
@@ -64,7 +64,7 @@ const LINGER: Duration = Duration::from_secs(5);
 ///
 /// # Ordering
 ///
-/// Reductions run on a thread of this rank's own, in the order of the calls; all other collectives on
+/// Reductions and announcements run on a thread of this rank's own, in the order of the calls; all other collectives on
 /// the thread that calls them, once those called before are done.
 ///
 /// # Memory
@@ -122,10 +122,7 @@ impl Pairwise {
     }
 
     fn caller(&self) -> Caller {
-        Caller {
-            rank: self.rank(),
-            world_size: self.world_size(),
-        }
+        Caller::host(self.rank(), self.world_size())
     }
 }
 
@@ -166,7 +163,7 @@ impl Communicator for Pairwise {
         let call = self
             .caller()
             .reduction(Collective::ReduceScatter, &*input, op)?;
-        let work = Reduction::start(&self.turns, call, self.deadline(), input)?;
+        let work = Reduction::start(&self.turns, call, self.deadline(), Some(input))?;
         Ok(Box::new(work))
     }
 
@@ -174,7 +171,7 @@ impl Communicator for Pairwise {
         let call = self
             .caller()
             .reduction(Collective::AllReduce, &*input, op)?;
-        let work = Reduction::start(&self.turns, call, self.deadline(), input)?;
+        let work = Reduction::start(&self.turns, call, self.deadline(), Some(input))?;
         Ok(Box::new(work))
     }
 
@@ -200,6 +197,15 @@ impl Communicator for Pairwise {
         self.turns.run(numbered, self.deadline(), |line, desk| {
             copies::barrier(line, desk, numbered)
         })
+    }
+
+    fn announce(&self, call: Call) -> Result<Box<dyn Work>, Error> {
+        let work = Announcement::start(&self.turns, call, self.deadline())?;
+        Ok(Box::new(work))
+    }
+
+    fn failure(&self) -> Option<Arc<Error>> {
+        self.turns.failure()
     }
 
     fn abort(&self, reason: &str) {

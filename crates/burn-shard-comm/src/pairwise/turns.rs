@@ -104,20 +104,27 @@ impl Turns {
 
     /// Takes the ticket of `call`, unless the group is poisoned.
     pub(super) fn enter(&self, call: &Call) -> Result<u64, Error> {
-        self.enter_locked(&mut self.state.lock(), call)
+        let mut state = self.state.lock();
+        let ticket = self.ticket(&mut state, call)?;
+        state.traffic.record(call, self.rank, self.world_size);
+        Ok(ticket)
     }
 
-    /// Queues the reduction that `job` makes of its ticket.
+    /// Queues the reduction or announcement that `job` makes of its ticket.
     pub(super) fn queue(&self, call: &Call, job: impl FnOnce(u64) -> Job) -> Result<u64, Error> {
         let mut state = self.state.lock();
-        let ticket = self.enter_locked(&mut state, call)?;
-        state.jobs.push_back(job(ticket));
+        let ticket = self.ticket(&mut state, call)?;
+        let job = job(ticket);
+        if job.input.is_some() {
+            state.traffic.record(call, self.rank, self.world_size);
+        }
+        state.jobs.push_back(job);
         drop(state);
         self.changed.notify_all();
         Ok(ticket)
     }
 
-    fn enter_locked(&self, state: &mut State, call: &Call) -> Result<u64, Error> {
+    fn ticket(&self, state: &mut State, call: &Call) -> Result<u64, Error> {
         if let Some(cause) = &state.failure {
             return Err(Error::Poisoned {
                 rank: self.rank,
@@ -125,7 +132,6 @@ impl Turns {
                 cause: Arc::clone(cause),
             });
         }
-        state.traffic.record(call, self.rank, self.world_size);
         let ticket = state.next;
         state.next += 1;
         Ok(ticket)
@@ -322,6 +328,10 @@ impl Turns {
     /// The error of a collective that will not have its turn.
     fn skipped(&self, state: &State, job: &Job) -> Error {
         self.interrupted(state, job.call.collective, job.ticket, self.others())
+    }
+
+    pub(super) fn failure(&self) -> Option<Arc<Error>> {
+        self.state.lock().failure.clone()
     }
 
     pub(super) fn has_failed(&self) -> bool {

@@ -1,4 +1,5 @@
-//! Reductions on their way: the job that runs, the promise of its result, the handle that takes it.
+//! Reductions and announcements on their way: the job that runs, the promise of its result, the handle
+//! that takes it.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -6,6 +7,7 @@ use std::{
 };
 
 use super::{
+    copies::barrier,
     desk::Scratch,
     reductions::{all_reduce, reduce_scatter, result_bytes},
     runs::{padded_bytes, size_bytes},
@@ -19,12 +21,13 @@ use crate::{
     segments::{Segments, SegmentsMut},
 };
 
-/// A reduction that waits for its turn.
+/// A reduction or announcement that waits for its turn.
 pub(super) struct Job {
     pub(super) ticket: u64,
     pub(super) call: Arc<Call>,
     deadline: Duration,
-    input: Arc<dyn Segments>,
+    /// None: an announcement, which is nothing but its header.
+    pub(super) input: Option<Arc<dyn Segments>>,
     promise: Arc<Promise>,
 }
 
@@ -35,11 +38,17 @@ impl Job {
     /// Reduces, lets go of the input, and keeps the promise.
     pub(super) fn run(self, turns: &Turns) {
         let call = &*self.call;
+        let Some(input) = self.input.as_deref() else {
+            let numbered = (self.ticket, call);
+            let done = turns.run(numbered, self.deadline, |line, desk| {
+                barrier(line, desk, numbered)
+            });
+            return self.keep(done.map(|()| Scratch::default()), turns);
+        };
         let bytes = result_bytes(call, turns.rank, turns.world_size);
         let mut scratch = turns.shelf.take(bytes);
         let result = &mut bytemuck::cast_slice_mut(&mut scratch)[..bytes];
         let numbered = (self.ticket, call);
-        let input = &*self.input;
         let done = turns.run(numbered, self.deadline, |line, desk| {
             if call.collective == Collective::ReduceScatter {
                 reduce_scatter(line, desk, numbered, input, result)
@@ -75,12 +84,12 @@ pub(super) struct Reduction {
 }
 
 impl Reduction {
-    /// Queues a reduction of `input`.
+    /// Queues a reduction of `input`, or the announcement of one.
     pub(super) fn start(
         turns: &Arc<Turns>,
         call: Call,
         deadline: Duration,
-        input: Arc<dyn Segments>,
+        input: Option<Arc<dyn Segments>>,
     ) -> Result<Self, Error> {
         let call = Arc::new(call);
         let promise = Arc::<Promise>::default();
@@ -122,7 +131,7 @@ impl Work for Reduction {
         let Turns {
             rank, world_size, ..
         } = *self.turns;
-        Caller { rank, world_size }.reduction_output(&self.call, output)?;
+        Caller::host(rank, world_size).reduction_output(&self.call, output)?;
         let Some(Ok(scratch)) = self.promise.get() else {
             return Ok(());
         };
@@ -154,5 +163,29 @@ impl Drop for Reduction {
         {
             self.turns.shelf.give_back(scratch);
         }
+    }
+}
+
+/// The handle of an announcement.
+pub(super) struct Announcement(Reduction);
+
+impl Announcement {
+    /// Queues the header of `call`.
+    pub(super) fn start(turns: &Arc<Turns>, call: Call, deadline: Duration) -> Result<Self, Error> {
+        Reduction::start(turns, call, deadline, None).map(Self)
+    }
+}
+
+impl Work for Announcement {
+    fn is_ready(&self) -> bool {
+        self.0.is_ready()
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        self.0.wait()
+    }
+
+    fn finish(mut self: Box<Self>, _: &mut dyn SegmentsMut) -> Result<(), Error> {
+        self.wait()
     }
 }

@@ -1,0 +1,343 @@
+//! One NCCL rank beside one rank of a control group: how they begin, start collectives, and end.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Weak,
+        mpsc::{self, Sender},
+    },
+};
+
+use burn_shard_comm::{
+    Call, Caller, Collective, Communicator, DType, Error, ProcessGroup, Segments, SegmentsMut,
+    Traffic, Work,
+};
+use parking_lot::Mutex;
+
+use crate::{
+    api::UniqueId,
+    comm::{Comm, Patience},
+    device::{DeviceSegments, on_device},
+    error::NcclError,
+    in_flight::{BACKEND, InFlight, Kept, Link, Name, watch},
+    library::Nccl,
+    memory::Memory,
+    stage::{Launch, Stage, Width},
+};
+
+/// One rank of a group whose data travels through NCCL.
+///
+/// Reductions are NCCL's: **not** in rank order, and means multiply by a rounded `1 / world_size`
+/// before they add. They are the same on all ranks, and from run to run as far as NCCL's algorithm is.
+///
+/// See the crate's page for what it asks of segments in a device's memory.
+pub struct NcclCommunicator {
+    pub(crate) control: Arc<dyn Communicator>,
+    pub(crate) link: Arc<Link>,
+    /// Number of the next collective; held while one is started, so that both groups see one order.
+    pub(crate) next: Mutex<u64>,
+    pub(crate) traffic: Mutex<Traffic>,
+}
+
+impl NcclCommunicator {
+    /// Joins the ranks of `control`, all of which have to call this, each with memory of its own.
+    ///
+    /// `control` decides who is which rank, carries NCCL's id, compares what the ranks call and tells
+    /// them of failures. From now on it is the communicator's alone.
+    ///
+    /// Takes the results of [`Nccl::open`] and of opening the memory, so that a rank which has failed
+    /// there tells the others.
+    ///
+    /// # Errors
+    ///
+    /// If this rank or another has no library, driver or device: then all fail, and `control` is as it
+    /// was. If the ranks' NCCLs do not meet in time: then all fail, and `control` is poisoned.
+    pub fn new(
+        control: &ProcessGroup,
+        nccl: Result<Arc<Nccl>, NcclError>,
+        memory: Result<Arc<dyn Memory>, NcclError>,
+    ) -> Result<Self, NcclError> {
+        let (rank, world_size) = (control.rank(), control.world_size());
+        let (sender, receiver) = mpsc::channel();
+        let ready = nccl.and_then(|nccl| {
+            let memory = memory?;
+            memory.enter()?;
+            // Without it, nobody would notice that a device hangs.
+            watch(rank, receiver).map_err(|error| NcclError::Thread {
+                message: error.to_string(),
+            })?;
+            let id = if rank == 0 {
+                Some(nccl.unique_id()?)
+            } else {
+                None
+            };
+            Ok((nccl, memory, id))
+        });
+        let id = match &ready {
+            Ok((_, _, Some(id))) => Ok(&id.0[..]),
+            Ok((_, _, None)) => Ok(&[][..]),
+            Err(error) => Err(error.clone()),
+        };
+        let ids = agreed(control, id)?;
+        let (nccl, memory, _) = ready?;
+        let id: [u8; UniqueId::BYTES] =
+            ids[0][..].try_into().map_err(|_| NcclError::OtherRanks {
+                rank,
+                failed: vec![(0, format!("its id of NCCL has {} bytes", ids[0].len()))],
+            })?;
+
+        let failure = || control.communicator().failure();
+        let patience = Patience {
+            deadline: control.deadline(),
+            hopeless: &|| failure().is_some(),
+        };
+        let comm = Comm::init(&nccl, &memory, UniqueId(id), rank, world_size, &patience);
+        let comm = comm.map_err(|error| match failure() {
+            Some(cause) => NcclError::Group((*cause).clone()),
+            None => {
+                control.abort(&error.to_string());
+                error
+            }
+        })?;
+        control.barrier().inspect_err(|_| comm.abort())?;
+        Ok(Self::build(control, comm, memory, sender))
+    }
+
+    fn build(
+        control: &ProcessGroup,
+        comm: Comm,
+        memory: Arc<dyn Memory>,
+        watch: Sender<InFlight>,
+    ) -> Self {
+        let control = Arc::clone(control.communicator());
+        let weak: Weak<dyn Communicator> = Arc::downgrade(&control) as _;
+        let link = Link {
+            rank: control.rank(),
+            world_size: control.world_size(),
+            comm,
+            memory,
+            control: weak,
+            base: control.traffic().total_calls(),
+            watch,
+        };
+        Self {
+            control,
+            link: Arc::new(link),
+            next: Mutex::default(),
+            traffic: Mutex::default(),
+        }
+    }
+
+    /// Waits until every rank has come here and all communication is over, then ends NCCL in order.
+    ///
+    /// Dropping the last handle does the same in the background, without waiting and without telling
+    /// how it went.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::barrier`], and if NCCL does not end.
+    pub fn close(self) -> Result<(), Error> {
+        self.barrier()?;
+        let call = Caller::barrier();
+        let name = Name::new(&call, *self.next.lock(), self.deadline());
+        let closed = self.link.comm.close();
+        closed.map_err(|error| name.error(&self.link, &error))
+    }
+
+    pub(crate) fn caller(&self) -> Caller {
+        Caller::devices(self.link.rank, self.link.world_size)
+    }
+
+    /// Tells the others, and gives the collective its number.
+    pub(crate) fn begin(
+        &self,
+        next: &mut u64,
+        call: &Call,
+    ) -> Result<(Name, Box<dyn Work>), Error> {
+        let agreement = self.control.announce(call.clone()).map_err(|error| {
+            self.link.comm.abort();
+            self.link.renumbered(error)
+        })?;
+        let name = Name::new(call, *next, self.deadline());
+        *next += 1;
+        self.traffic
+            .lock()
+            .record(call, self.link.rank, self.link.world_size);
+        Ok((name, agreement))
+    }
+
+    /// Announces `call` and puts its work on the stream: what `before` does, the calls it returns as one
+    /// group, what `after` does.
+    pub(crate) fn start(
+        &self,
+        call: &Call,
+        input: Option<Arc<dyn Segments>>,
+        output: Option<&DeviceSegments>,
+        before: impl FnOnce(&mut Stage) -> Result<Vec<Launch>, NcclError>,
+        after: impl FnOnce(&mut Stage, &[Launch]) -> Result<(), NcclError>,
+    ) -> Result<(InFlight, Vec<Launch>), Error> {
+        let mut next = self.next.lock();
+        let (name, mut agreement) = self.begin(&mut next, call)?;
+        let link = &self.link;
+        let mut kept = Kept::new(&link.memory, input.clone());
+        let stream = link.memory.stream();
+        let owners: Vec<&DeviceSegments> = input
+            .as_ref()
+            .and_then(|input| on_device(input.device()))
+            .into_iter()
+            .chain(output)
+            .collect();
+        for owner in &owners {
+            owner
+                .owner()
+                .before(stream)
+                .map_err(|error| link.fail(error))?;
+        }
+        let patience = Patience {
+            deadline: name.deadline,
+            hopeless: &|| self.control.failure().is_some(),
+        };
+        let launched = link.memory.enter().and_then(|()| {
+            let launches = before(&mut kept.stage)?;
+            if !launches.is_empty() {
+                link.comm.group(&patience, |group| {
+                    launches.iter().try_for_each(|launch| {
+                        // SAFETY: what is on the host was staged into scratch memory, which is freed on the
+                        // stream; what is on the device is what `DeviceSegments::new` was promised, between
+                        // its owner's hooks.
+                        unsafe { launch.call(group) }
+                    })
+                })?;
+            }
+            after(&mut kept.stage, &launches)?;
+            kept.record()?;
+            Ok(launches)
+        });
+        let launched = launched.map_err(|error| {
+            // If the group has failed, the agreement knows best why, and does not wait.
+            let agreed = self.control.failure().map_or(Ok(()), |_| agreement.wait());
+            match agreed {
+                Ok(()) => name.error(link, &error),
+                Err(cause) => {
+                    link.comm.abort();
+                    link.renumbered(cause)
+                }
+            }
+        });
+        // Even after a failure: some of it may be on the stream.
+        for owner in &owners {
+            let after = owner.owner().after(stream);
+            after.map_err(|error| link.fail(error))?;
+        }
+        let launches = launched?;
+        Ok((InFlight::new(link, &name, agreement, kept), launches))
+    }
+
+    /// The output of an `all_gather` or broadcast is written here, by the host or by the device.
+    pub(crate) fn deliver(
+        &self,
+        in_flight: InFlight,
+        launches: &[Launch],
+        output: Option<&mut dyn SegmentsMut>,
+    ) -> Result<(), Error> {
+        let on_device = match &output {
+            Some(output) => output.device().is_some(),
+            None => in_flight
+                .kept
+                .input()
+                .is_some_and(|input| input.device().is_some()),
+        };
+        if on_device {
+            in_flight.watch();
+            return Ok(());
+        }
+        let mut in_flight = in_flight;
+        in_flight.complete()?;
+        if let Some(output) = output {
+            for (launch, received) in launches.iter().zip(&in_flight.kept.stage.received) {
+                Width::Same.narrow(received, output.bytes_mut(launch.segment));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn unsupported(&self, collective: Collective, dtype: DType) -> Error {
+        Error::UnsupportedDType {
+            rank: self.link.rank,
+            collective,
+            dtype,
+            backend: BACKEND,
+        }
+    }
+
+    pub(crate) fn checked_input<'a>(
+        &self,
+        collective: Collective,
+        input: &'a dyn Segments,
+    ) -> Result<Option<&'a DeviceSegments>, Error> {
+        let numels: Vec<usize> = (0..input.count()).map(|i| input.numel(i)).collect();
+        let checked = self
+            .link
+            .checked(collective, input.device(), input.dtype(), &numels)?;
+        let moves = matches!(collective, Collective::AllGather | Collective::Broadcast);
+        self.link
+            .present(collective, checked.filter(|_| moves), &numels)?;
+        Ok(checked)
+    }
+}
+
+/// The ranks of `control`, with NCCL between their GPUs: this rank's is number `device`.
+///
+/// # Errors
+///
+/// As [`NcclCommunicator::new`].
+#[cfg(feature = "cuda")]
+pub fn process_group(control: &ProcessGroup, device: usize) -> Result<ProcessGroup, NcclError> {
+    let memory = crate::cuda::Cuda::new(device).map(|cuda| Arc::new(cuda) as _);
+    let communicator = NcclCommunicator::new(control, Nccl::open(), memory)?;
+    Ok(ProcessGroup::new(Arc::new(communicator)))
+}
+
+/// What each rank has to say, unless one has failed: then all fail.
+fn agreed(
+    control: &ProcessGroup,
+    own: Result<&[u8], NcclError>,
+) -> Result<Vec<Vec<u8>>, NcclError> {
+    let mut words = Vec::new();
+    match &own {
+        Ok(bytes) => {
+            words.push(1);
+            words.extend_from_slice(bytes);
+        }
+        Err(error) => {
+            words.push(0);
+            words.extend_from_slice(error.to_string().as_bytes());
+        }
+    }
+    let all = control.all_gather_bytes(&words)?;
+    own?;
+    let failed: Vec<(usize, String)> = all
+        .iter()
+        .enumerate()
+        .filter(|(_, words)| words.first() != Some(&1))
+        .map(|(rank, words)| {
+            let text = words.get(1..).unwrap_or_default();
+            (rank, String::from_utf8_lossy(text).into_owned())
+        })
+        .collect();
+    if !failed.is_empty() {
+        let rank = control.rank();
+        return Err(NcclError::OtherRanks { rank, failed });
+    }
+    Ok(all.into_iter().map(|words| words[1..].to_vec()).collect())
+}
+
+impl fmt::Debug for NcclCommunicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NcclCommunicator")
+            .field("control", &self.control)
+            .field("comm", &self.link.comm)
+            .field("memory", &self.link.memory)
+            .finish_non_exhaustive()
+    }
+}

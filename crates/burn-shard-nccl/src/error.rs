@@ -1,0 +1,142 @@
+//! What goes wrong below the collectives: libraries, the driver, single calls.
+//!
+//! Once a communicator stands, these reach users inside [`burn_shard_comm::Error`].
+
+use std::{path::PathBuf, time::Duration};
+
+use burn_shard_comm::Error;
+
+use crate::library::Version;
+
+/// Why there is no communicator, or why one call of it failed.
+#[non_exhaustive]
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum NcclError {
+    /// NCCL's library is not there.
+    #[error(
+        "NCCL is not installed, or not where the loader looks: {tried} (LD_LIBRARY_PATH is {search:?}). Install it with `apt-get install libnccl2`, or with `pip install nvidia-nccl-cu12` (-cu13 for CUDA 13) and the folder nvidia/nccl/lib of the package in LD_LIBRARY_PATH, or name the file in BURN_SHARD_NCCL"
+    )]
+    LibraryMissing {
+        /// Each file that was looked for, with the loader's answer.
+        tried: String,
+        /// Where else the loader looked.
+        search: String,
+    },
+
+    /// The library has not all functions.
+    #[error(
+        "{path} has no function {symbol} (is it NCCL, {minimum} or later? BURN_SHARD_NCCL may name another file)",
+        path = path.display(),
+        minimum = Version::MINIMUM
+    )]
+    SymbolMissing {
+        /// The library.
+        path: PathBuf,
+        /// What it lacks.
+        symbol: &'static str,
+    },
+
+    /// The library is older than what this crate was written for.
+    #[error(
+        "{path} is NCCL {found}, but {minimum} is needed (install a newer one, or name it in BURN_SHARD_NCCL)",
+        path = path.display(),
+        minimum = Version::MINIMUM
+    )]
+    TooOld {
+        /// The library.
+        path: PathBuf,
+        /// Its version.
+        found: Version,
+    },
+
+    /// The driver's library is not there.
+    #[error(
+        "the NVIDIA driver is not installed: no libcuda.so.1 where the loader looks (LD_LIBRARY_PATH is {search:?}). In a container, start it with `--gpus all`"
+    )]
+    DriverMissing {
+        /// Where else the loader looked.
+        search: String,
+    },
+
+    /// A call of the driver failed.
+    #[error("device {device}: {function} failed: {message}")]
+    Driver {
+        /// The device.
+        device: usize,
+        /// What was called.
+        function: &'static str,
+        /// What the driver said.
+        message: String,
+    },
+
+    /// A call of NCCL failed.
+    #[error(
+        "{function} returned {code} ({text}): {detail} (NCCL_DEBUG=INFO in the environment says more)"
+    )]
+    Call {
+        /// What was called.
+        function: &'static str,
+        /// NCCL's code.
+        code: i32,
+        /// NCCL's name for it.
+        text: String,
+        /// What `ncclGetLastError` said.
+        detail: String,
+    },
+
+    /// Two buffers do not have the lengths that a collective needs; nothing was called.
+    #[error("{function} over {world_size} ranks of {send_bytes} bytes into {receive_bytes} bytes")]
+    Lengths {
+        /// What was to be called.
+        function: &'static str,
+        /// Ranks in the group.
+        world_size: usize,
+        /// Bytes of the input.
+        send_bytes: usize,
+        /// Bytes of the output.
+        receive_bytes: usize,
+    },
+
+    /// NCCL was not done in time.
+    #[error("{function} was not done after {waited:?}")]
+    Timeout {
+        /// What was waited for.
+        function: &'static str,
+        /// How long.
+        waited: Duration,
+    },
+
+    /// The group failed while this rank waited for NCCL.
+    #[error("{function} was given up, since the group has failed")]
+    GivenUp {
+        /// What was waited for.
+        function: &'static str,
+    },
+
+    /// The communicator was aborted.
+    #[error("{function} of a communicator that was aborted")]
+    Aborted {
+        /// What was to be called.
+        function: &'static str,
+    },
+
+    /// A thread could not be started.
+    #[error("a thread to watch collectives cannot be started: {message}")]
+    Thread {
+        /// What the system said.
+        message: String,
+    },
+
+    /// Other ranks could not start.
+    #[error("rank {rank} could start, but {}", failed.iter().map(|(rank, why)| format!("rank {rank} could not: {why}")).collect::<Vec<_>>().join("; "))]
+    OtherRanks {
+        /// The rank that returns the error.
+        rank: usize,
+        /// Those that could not, and why.
+        failed: Vec<(usize, String)>,
+    },
+
+    /// The control group failed.
+    #[error("the control group failed: {0}")]
+    Group(#[from] Error),
+}

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Builds what scripts/gpu-check.sh runs, on a machine without a GPU: x86-64, glibc of Debian 12 or later.
+# The folder it prints holds all that the other machine needs, but for the driver and libnccl.so.2.
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+
+folder="${1:-${CARGO_TARGET_DIR:-target}/gpu-check}"
+profile="${GPU_PROFILE:-release}"
+target="${CARGO_TARGET_DIR:-target}"
+mkdir -p "$folder"
+
+# build PACKAGE FEATURES KIND NAME: KIND is --example or --bin. One line per program that a stage runs.
+build() {
+    local package=$1 features=$2 kind=$3 name=$4 from
+    cargo build --locked --profile "$profile" -p "$package" --features "$features" "$kind" "$name"
+    from="$target/${profile/dev/debug}"
+    [[ $kind == --example ]] && from+=/examples
+    install -m 755 "$from/$name" "$folder/$name"
+}
+
+build burn-shard-nccl cuda --example gpu
+
+# For `gpu-check.sh --double`, which tries the checks themselves where there is no GPU.
+install -m 755 "$target/${profile/dev/debug}"/deps/libburn_shard_nccl_double.so "$folder/"
+install -m 755 scripts/gpu-check.sh "$folder/"
+echo "$folder"
