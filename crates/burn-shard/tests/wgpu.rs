@@ -13,12 +13,16 @@ use std::sync::OnceLock;
 use burn::backend::DispatchDevice;
 use burn::module::Module;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, LionConfig, ModuleOptimizer, SgdConfig};
+use burn::optim::{
+    AdamConfig, AdamWConfig, GradientsParams, LionConfig, ModuleOptimizer, SgdConfig,
+};
 use burn::prelude::*;
 use burn_shard::{
     ElementwiseConfig, Oss, ProcessGroup, ShardConfig, ShardedModule, ShardingStrategy,
 };
-use common::{Batch, Bits, OddNet, assert_bits, gradients, own_gradients, plain_dp_gradients, values};
+use common::{
+    Batch, Bits, OddNet, assert_bits, gradients, own_gradients, plain_dp_gradients, values,
+};
 use cubecl::wgpu::{
     AutoGraphicsApi, RuntimeOptions, WgpuDevice, WgpuSetup, try_init_device, try_init_setup, wgpu,
 };
@@ -61,7 +65,11 @@ fn device(rank: usize) -> Device {
 
 fn close(what: &str, step: usize, actual: &Bits, expected: &Bits) {
     for ((path, actual), (_, expected)) in actual.iter().zip(expected) {
-        assert_eq!(actual.len(), expected.len(), "{what}, step {step}: `{path}`");
+        assert_eq!(
+            actual.len(),
+            expected.len(),
+            "{what}, step {step}: `{path}`"
+        );
         for (index, (&a, &e)) in actual.iter().zip(expected).enumerate() {
             let (a, e) = (f32::from_bits(a), f32::from_bits(e));
             assert!(
