@@ -43,7 +43,8 @@ impl DeviceSegments {
     /// For as long as this value lives, and until what was on the stream at the last
     /// [`Owner::after`] is over, each address is memory of the device (or that it can reach) of the
     /// segment's length, aligned to the element. For an output, nobody else uses it from
-    /// [`Owner::before`] to then; of an input, nobody writes to it. The owner's hooks do what they say.
+    /// [`Owner::before`] to then; of an input, nobody writes to it (but the input of an `all_gather` may be
+    /// this rank's part of the output). The owner's hooks do what they say.
     #[must_use]
     pub unsafe fn new(device: usize, addresses: Vec<Option<u64>>, owner: Box<dyn Owner>) -> Self {
         Self {

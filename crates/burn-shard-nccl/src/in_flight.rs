@@ -134,13 +134,7 @@ impl Name {
         };
         if let Some(cause) = cause {
             link.comm.abort();
-            return Error::Interrupted {
-                rank,
-                collective,
-                sequence,
-                missing: Vec::new(),
-                cause,
-            };
+            return self.interrupted(link, cause);
         }
         link.fail(Error::Backend {
             rank,
@@ -149,6 +143,16 @@ impl Name {
             backend: BACKEND,
             message: error.to_string(),
         })
+    }
+
+    fn interrupted(&self, link: &Link, cause: Arc<Error>) -> Error {
+        Error::Interrupted {
+            rank: link.rank,
+            collective: self.collective,
+            sequence: self.sequence,
+            missing: Vec::new(),
+            cause,
+        }
     }
 }
 
@@ -187,6 +191,17 @@ impl InFlight {
                 || self.kept.is_over().unwrap_or(true)
                 || self.link.failure().is_some()
                 || self.link.comm.async_error().is_err())
+    }
+
+    /// The error that is known by now, of this or of the group.
+    pub(crate) fn failed(&self) -> Result<(), Error> {
+        if let Some(outcome) = &self.outcome {
+            return outcome.clone();
+        }
+        let cause = self.link.failure();
+        cause.map_or(Ok(()), |cause| {
+            Err(self.name().interrupted(&self.link, cause))
+        })
     }
 
     /// Waits until all ranks have called this, and it is over.

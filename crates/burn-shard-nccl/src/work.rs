@@ -44,16 +44,9 @@ impl Reduction {
         };
         let link = Arc::clone(&in_flight.link);
         let name = Name::new(&self.call, in_flight.sequence, in_flight.deadline);
-        if let Some(cause) = link.failure() {
-            let (rank, collective) = (link.rank, self.call.collective);
+        if let Err(error) = in_flight.failed() {
             in_flight.watch();
-            return Err(Error::Interrupted {
-                rank,
-                collective,
-                sequence: name.sequence,
-                missing: Vec::new(),
-                cause,
-            });
+            return Err(error);
         }
         let stream = link.memory.stream();
         output

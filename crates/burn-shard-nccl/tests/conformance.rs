@@ -4,7 +4,12 @@
 
 mod common;
 
-use burn_shard_comm::{ProcessGroup, conformance::Launcher};
+use std::{sync::Arc, thread};
+
+use burn_shard_comm::{
+    Pairwise, ProcessGroup,
+    conformance::{self, Launcher, MemoryTransport},
+};
 
 struct Double;
 
@@ -18,3 +23,32 @@ impl Launcher for Double {
 }
 
 burn_shard_comm::conformance_tests!(Double);
+
+/// With a control group that is made of messages, where causes travel.
+struct OverMessages;
+
+impl Launcher for OverMessages {
+    fn run<F: Fn(ProcessGroup) + Sync>(&self, world_size: usize, f: F) {
+        thread::scope(|scope| {
+            for transport in MemoryTransport::group(world_size) {
+                let f = &f;
+                scope.spawn(move || {
+                    let control = Pairwise::new(transport, common::LONG);
+                    let control = ProcessGroup::new(Arc::new(control));
+                    let (communicator, _memory) = common::join(&control);
+                    drop(control);
+                    f(ProcessGroup::new(Arc::new(communicator)));
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn failures_travel_over_messages_too() {
+    conformance::refusals_leave_the_group_usable(&OverMessages);
+    conformance::mismatches_are_told_to_every_rank(&OverMessages);
+    conformance::an_abort_reaches_every_rank(&OverMessages);
+    conformance::a_failed_call_reaches_every_rank(&OverMessages);
+    conformance::announcements_are_compared(&OverMessages);
+}

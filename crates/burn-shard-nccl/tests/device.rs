@@ -310,6 +310,24 @@ fn nobody_waits_for_the_device() {
 }
 
 #[test]
+fn results_are_not_delivered_once_the_group_has_failed() {
+    spawn(2, LONG, |group, memory| {
+        let input = Arc::new(Buffers::full("input", &memory, &[&[1.0; 4]]));
+        let work = group
+            .communicator()
+            .all_reduce(input, ReduceOp::Sum)
+            .unwrap();
+        let mut output = Buffers::full("output", &memory, &[&[0.0; 4]]);
+        group.barrier().unwrap();
+        group.abort("enough");
+        let error = work.finish(&mut output).unwrap_err();
+        assert!(error.to_string().contains("enough"), "{error}");
+        assert!(output.log().is_empty());
+    })
+    .unwrap();
+}
+
+#[test]
 fn nothing_is_left_allocated() {
     spawn(2, LONG, |group, memory| {
         let communicator = group.communicator();
