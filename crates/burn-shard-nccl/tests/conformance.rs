@@ -4,7 +4,10 @@
 
 mod common;
 
-use std::{sync::Arc, thread};
+use std::{
+    sync::{Arc, Barrier},
+    thread,
+};
 
 use burn_shard_comm::{
     Pairwise, ProcessGroup,
@@ -29,6 +32,8 @@ struct OverMessages;
 
 impl Launcher for OverMessages {
     fn run<F: Fn(ProcessGroup) + Sync>(&self, world_size: usize, f: F) {
+        // Words overtake messages: a rank that aborts at once would find others that still join.
+        let joined = &Barrier::new(world_size);
         thread::scope(|scope| {
             for transport in MemoryTransport::group(world_size) {
                 let f = &f;
@@ -37,6 +42,7 @@ impl Launcher for OverMessages {
                     let control = ProcessGroup::new(Arc::new(control));
                     let (communicator, _memory) = common::join(&control);
                     drop(control);
+                    joined.wait();
                     f(ProcessGroup::new(Arc::new(communicator)));
                 });
             }

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 static ONE: Mutex<()> = Mutex::new(());
 /// Met on purpose.
-const SHORT: Duration = Duration::from_millis(500);
+const SHORT: Duration = Duration::from_secs(2);
 
 fn steps(group: &ProcessGroup) -> Result<(), Error> {
     loop {
@@ -139,6 +139,33 @@ fn a_kernel_that_hangs_ends_at_the_deadline() {
 }
 
 #[test]
+fn an_abort_elsewhere_ends_a_kernel_that_hangs() {
+    let _one = ONE.lock();
+    inject(0, 0, Fault::Hang);
+    let start = Instant::now();
+    spawn(2, LONG, |group, _| {
+        let input = Arc::new(OwnedSegments(vec![vec![1.0f32; 4]]));
+        let mut work = group
+            .communicator()
+            .all_reduce(input, ReduceOp::Sum)
+            .unwrap();
+        if group.rank() == 1 {
+            thread::sleep(SHORT / 10);
+            group.abort("enough");
+        }
+        let error = work.wait().unwrap_err();
+        assert!(
+            error.to_string().contains("rank 1 aborted: enough"),
+            "{error}"
+        );
+        poisoned(&group);
+    })
+    .unwrap();
+    assert!(start.elapsed() < LONG / 2);
+    all_ended();
+}
+
+#[test]
 fn a_hang_that_nobody_waits_for_poisons_the_group() {
     let _one = ONE.lock();
     inject(1, 0, Fault::Hang);
@@ -168,7 +195,7 @@ fn a_rank_that_does_not_come_is_named() {
     spawn(3, LONG, |group, _| {
         group.barrier().unwrap();
         if group.rank() == 1 {
-            thread::sleep(4 * SHORT);
+            thread::sleep(2 * SHORT);
             return;
         }
         group.set_deadline(SHORT);
@@ -243,7 +270,7 @@ fn no_rank_starts_if_one_cannot() {
     ] {
         inject(1, 0, fault);
         Local::new(2)
-            .deadline(2 * SHORT)
+            .deadline(SHORT)
             .spawn(|control| {
                 let memory: Arc<dyn Memory> = Arc::new(HostMemory::new(control.rank()));
                 let error = NcclCommunicator::new(&control, Ok(load()), Ok(memory)).unwrap_err();
