@@ -8,6 +8,7 @@ mod common;
 
 use std::{
     env,
+    io::{BufRead, BufReader},
     net::TcpListener,
     process::{Child, Command, Output, Stdio},
     sync::Arc,
@@ -103,15 +104,22 @@ fn processes_get_the_bits_of_threads() {
 #[test]
 fn a_process_that_dies_is_named_by_the_other() {
     let mut ranks = start("loop");
-    thread::sleep(Duration::from_millis(1500));
-    ranks.0[1].kill().unwrap();
+    let mut said: Vec<_> = ranks
+        .0
+        .iter_mut()
+        .map(|rank| BufReader::new(rank.stdout.take().unwrap()).lines())
+        .collect();
+    for lines in &mut said {
+        assert!(lines.any(|line| line.unwrap().contains("ready")));
+    }
     let start = Instant::now();
-    let outputs = ranks.outputs();
+    ranks.0[1].kill().unwrap();
+    let text: Vec<String> = said.remove(0).map(Result::unwrap).collect();
+    let text = text.join("\n");
     assert!(
         start.elapsed() < LONG / 2,
         "a death should be noticed before the deadline"
     );
-    let text = text(&outputs[0]);
     assert!(
         text.contains("failed: ") && text.contains("rank 1 is gone"),
         "{text}"
@@ -162,5 +170,7 @@ fn rank() {
             work.finish(&mut OwnedSegments(vec![vec![0.0f32; 500]]))?;
         }
     };
+    group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap();
+    println!("ready");
     println!("failed: {}", step().unwrap_err());
 }
