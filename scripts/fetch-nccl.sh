@@ -3,7 +3,7 @@
 # to load it, nor anything of CUDA: the runtime is linked into it.
 #
 #   BURN_SHARD_NCCL=$(scripts/fetch-nccl.sh) \
-#       cargo test --workspace --all-features --locked --test real -- --ignored
+#       cargo test -p burn-shard-nccl --locked --test real -- --ignored
 set -Eeuo pipefail
 
 package=nvidia-nccl-cu12

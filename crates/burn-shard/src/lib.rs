@@ -57,6 +57,7 @@
 //! | pass | a forward and its backward |
 //! | read | one use of a parameter in forward, through `Param::val` |
 
+mod agree;
 mod anchor;
 mod attach;
 mod bind;

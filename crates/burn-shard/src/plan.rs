@@ -4,11 +4,10 @@
 //! process) nor from the order in which gradients become ready (different per rank).
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn_shard_comm::{DType, ProcessGroup};
+use burn_shard_comm::DType;
 
 use crate::layout::{GroupLayout, ParamSpec};
 use crate::{Error, ShardingStrategy};
@@ -29,7 +28,7 @@ pub(crate) struct Plan {
     pub(crate) place: Vec<Place>,
     pub(crate) world_size: usize,
     /// What tensors in flat buffers are aligned to, at least.
-    align_bytes: usize,
+    pub(crate) align_bytes: usize,
     index: Arc<HashMap<String, usize>>,
 }
 
@@ -181,57 +180,6 @@ impl Plan {
     pub(crate) fn index(&self) -> Arc<HashMap<String, usize>> {
         Arc::clone(&self.index)
     }
-
-    /// Compares the plan with every other rank's.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::PlanMismatch`] on every rank, naming the first parameter that differs.
-    pub(crate) fn agree(&self, strategy: &str, group: &ProcessGroup) -> Result<(), Error> {
-        let lines = self.describe(strategy);
-        let hashes = group.all_gather_bytes(&fnv1a(&lines).to_le_bytes())?;
-        let Some(other) = hashes.iter().position(|hash| hash != &hashes[0]) else {
-            return Ok(());
-        };
-        let texts = group.all_gather_bytes(lines.join("\n").as_bytes())?;
-        let text = |rank: usize| String::from_utf8_lossy(&texts[rank]).into_owned();
-        let (zero, other_text) = (text(0), text(other));
-        let mut ours = zero.lines();
-        let mut theirs = other_text.lines();
-        loop {
-            match (ours.next(), theirs.next()) {
-                (Some(a), Some(b)) if a == b => {}
-                (a, b) => {
-                    return Err(Error::PlanMismatch {
-                        rank: group.rank(),
-                        on_rank_0: a.unwrap_or("nothing more").to_owned(),
-                        other,
-                        on_other: b.unwrap_or("nothing more").to_owned(),
-                    });
-                }
-            }
-        }
-    }
-
-    /// One line per fact that all ranks must share, in plan order.
-    fn describe(&self, strategy: &str) -> Vec<String> {
-        let mut lines = vec![format!(
-            "strategy {strategy}, world_size {}, alignment {}",
-            self.world_size, self.align_bytes
-        )];
-        for (param, place) in self.params.iter().zip(&self.place) {
-            let mut line = format!(
-                "parameter {} {:?} {:?}",
-                param.path, param.dtype, param.shape
-            );
-            let frozen = if param.trainable { "" } else { ", frozen" };
-            let kept = self.groups[place.group].strategy;
-            write!(line, " in group {} ({kept}){frozen}", place.group)
-                .expect("writing to a string should succeed");
-            lines.push(line);
-        }
-        lines
-    }
 }
 
 /// Whether a parameter stays whole under [`ShardingStrategy::Full`].
@@ -287,14 +235,6 @@ fn split(
         };
     }
     units.extend(open);
-}
-
-/// 64-bit FNV-1a over lines; the same on every platform and toolchain.
-fn fnv1a(lines: &[String]) -> u64 {
-    let bytes = lines.iter().flat_map(|line| line.bytes().chain([b'\n']));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 #[cfg(test)]
@@ -436,37 +376,5 @@ mod tests {
         let error =
             Plan::new(vec![huge], ShardingStrategy::Gradients, usize::MAX, 1, 2).unwrap_err();
         assert!(error.to_string().contains("head.weight"), "{error}");
-    }
-
-    #[test]
-    fn ranks_that_differ_are_told_the_first_difference() {
-        let messages = ProcessGroup::spawn(3, |group| {
-            let numel = if group.rank() == 2 { 8 } else { 7 };
-            let params = vec![spec("a", 3), spec("b.weight", numel), spec("c", 1)];
-            let plan = Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 1, 3).unwrap();
-            plan.agree("zero2", &group).unwrap_err().to_string()
-        })
-        .unwrap();
-        for message in messages {
-            assert!(message.contains("b.weight F32 [7]"), "{message}");
-            assert!(message.contains("b.weight F32 [8]"), "{message}");
-            assert!(message.contains("rank 2"), "{message}");
-        }
-    }
-
-    #[test]
-    fn equal_plans_agree() {
-        ProcessGroup::spawn(3, |group| {
-            let plan = Plan::new(
-                vec![spec("a", 3), spec("b", 9)],
-                ShardingStrategy::Gradients,
-                usize::MAX,
-                1,
-                3,
-            )
-            .unwrap();
-            plan.agree("zero2", &group).unwrap();
-        })
-        .unwrap();
     }
 }

@@ -26,7 +26,7 @@ use burn_shard::{
     CommError, Communicator, Local, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule,
     ShardingStrategy, Traffic,
 };
-use burn_shard_comm::{Segments, SegmentsMut, Work};
+use burn_shard_comm::{Call, Segments, SegmentsMut, Work};
 
 /// What happened on one rank, in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -170,6 +170,12 @@ impl Communicator for Logging {
     }
     fn barrier(&self) -> Result<(), CommError> {
         self.inner.barrier()
+    }
+    fn announce(&self, call: Call) -> Result<Box<dyn Work>, CommError> {
+        self.inner.announce(call)
+    }
+    fn failure(&self) -> Option<Arc<CommError>> {
+        self.inner.failure()
     }
     fn abort(&self, reason: &str) {
         self.inner.abort(reason);

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Tests of whole models on wgpu, on a GPU or on Mesa's software Vulkan. Installs the latter by apt if
+# there is no Vulkan driver at all.
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+
+if ! compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null && ! compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null; then
+    if ! command -v apt-get >/dev/null; then
+        echo "no Vulkan driver in /usr/share/vulkan/icd.d, and no apt-get to install Mesa's with" >&2
+        exit 1
+    fi
+    apt=(apt-get -o DPkg::Lock::Timeout=600)
+    ((EUID == 0)) || apt=(sudo "${apt[@]}")
+    "${apt[@]}" update
+    DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends mesa-vulkan-drivers
+fi
+cargo test --locked --profile gpu-ci -p burn-shard --features wgpu --test wgpu
