@@ -1,6 +1,6 @@
 //! Memory traffic of the kernels beside that of the machine, as ratios within one run.
 //!
-//! `cargo run --release -p burn-shard-kernel-checks --features cpu -- [runtime] [million elements]`
+//! `cargo run --release -p burn-shard-kernel-checks --features cpu -- [runtime] [million elements] [steps]`
 //!
 //! Everything is measured in turns, and medians are taken: a neighbour that is noisy for a while hits
 //! all alike. Ratios of medians are what to look at, not the GB/s.
@@ -77,6 +77,9 @@ fn main() {
         client.properties().identity.name
     );
     adamw(&client, million * 1_000_000);
+    if args.next().as_deref() == Some("steps") {
+        return;
+    }
     // BERT: matrices, their biases, a few odd ones.
     let sizes: Vec<usize> = [768 * 768, 768, 3072 * 768, 3072, 1000, 77]
         .into_iter()
