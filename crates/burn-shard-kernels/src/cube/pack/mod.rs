@@ -30,7 +30,7 @@ pub enum Strategy {
 
 impl Strategy {
     /// What was fastest on the CPU runtime, and for GPUs what fits their registers (not measured).
-    /// See `docs/benchmarks`.
+    /// `benches/kernels` measures it.
     #[must_use]
     pub fn fastest(client: &Client) -> Self {
         // Of buffers: one each, the flat one, and that of scalars.
