@@ -1,9 +1,10 @@
 //! Memory traffic of the kernels beside that of the machine, as ratios within one run.
 //!
-//! `cargo run --release -p burn-shard-kernel-checks --features cpu -- [runtime] [million elements]`
+//! `cargo run --release -p burn-shard-kernel-checks --features cpu -- [runtime] [million elements] [steps]`
 //!
-//! Everything is measured in turns, and medians are taken: a neighbour that is noisy for a while hits
-//! all alike. Ratios of medians are what to look at, not the GB/s.
+//! Everything is measured in turns, so that a neighbour that is noisy for a while hits all alike. Each
+//! line has the median and the best of its rounds, and the ratios of both to those of the first line:
+//! on a machine that does nothing else they agree.
 
 #![allow(clippy::print_stdout, reason = "printing is what it is for")]
 #![allow(clippy::cast_precision_loss, reason = "figures for people")]
@@ -18,7 +19,7 @@ use burn_shard_kernels::{AdamHyper, WeightDecay};
 use cubecl::client::Client;
 use rayon::prelude::*;
 
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 21;
 const CHUNK_NUMEL: usize = 64 * 1024;
 
 /// One thing to measure: its name, the bytes it moves, and the work, finished when it returns.
@@ -42,8 +43,11 @@ impl<'a> Case<'a> {
 fn compare(title: &str, mut cases: Vec<Case<'_>>) {
     println!("\n{title}");
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
+    let mut first_ms = Vec::new();
     for case in &mut cases {
+        let start = Instant::now();
         (case.work)();
+        first_ms.push(start.elapsed().as_secs_f64() * 1e3);
     }
     for _ in 0..ROUNDS {
         for (case, rates) in cases.iter_mut().zip(&mut rates) {
@@ -52,17 +56,16 @@ fn compare(title: &str, mut cases: Vec<Case<'_>>) {
             rates.push(case.bytes as f64 / start.elapsed().as_secs_f64() / 1e9);
         }
     }
-    let mut first = None;
-    for (case, rates) in cases.iter().zip(&mut rates) {
+    let mut reference = None;
+    for ((case, rates), first_ms) in cases.iter().zip(&mut rates).zip(first_ms) {
         rates.sort_by(f64::total_cmp);
-        let median = rates[ROUNDS / 2];
-        let first = *first.get_or_insert(median);
+        let (median, best) = (rates[ROUNDS / 2], rates[ROUNDS - 1]);
+        let (median_0, best_0) = *reference.get_or_insert((median, best));
         println!(
-            "  {:44} {median:7.1} GB/s ({:.1} to {:.1})  {:.2}",
+            "  {:42} {median:6.2} {best:6.2} GB/s   {:.2} {:.2}   first time {first_ms:.0} ms",
             case.name,
-            rates[0],
-            rates[ROUNDS - 1],
-            median / first
+            median / median_0,
+            best / best_0
         );
     }
 }
@@ -73,10 +76,13 @@ fn main() {
     let million: usize = args.next().map_or(32, |arg| arg.parse().expect("a number"));
     let client = client(&runtime);
     println!(
-        "{runtime} ({}), {million} million elements, medians of {ROUNDS} (least to most), ratio to the first line",
+        "{runtime} ({}), {million} million elements; median and best of {ROUNDS}, their ratios to the first line",
         client.properties().identity.name
     );
     adamw(&client, million * 1_000_000);
+    if args.next().as_deref() == Some("steps") {
+        return;
+    }
     // BERT: matrices, their biases, a few odd ones.
     let sizes: Vec<usize> = [768 * 768, 768, 3072 * 768, 3072, 1000, 77]
         .into_iter()

@@ -1,9 +1,10 @@
 //! This crate provides fused optimizer steps over flat slices of `f32`: one pass over memory where
 //! Burn's stock optimizers make one pass per tensor operation.
 //!
-//! What lives here: Adam, [AdamW](adamw_step) and SGD on host memory, and a plain scalar loop for
-//! each in [`mod@reference`]. What does not: parameters, modules, ranks, learning rate schedules. A
-//! step sees only the elements it is given, so a rank may pass its shard of a flat parameter.
+//! What lives here: Adam, [AdamW](adamw_step) and SGD on host memory, a plain scalar loop for each in
+//! [`mod@reference`], and, with the feature `cubecl`, the same on devices in `cube`, with copy-in,
+//! copy-out and norms. What does not: parameters, modules, ranks, learning rate schedules. A step sees
+//! only the elements it is given, so a rank may pass its shard of a flat parameter.
 //!
 //! # Equality with Burn
 //!

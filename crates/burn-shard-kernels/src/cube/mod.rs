@@ -1,8 +1,8 @@
 //! The same steps for buffers on a device, written once in CubeCL for every runtime it has.
 //!
 //! What lives here: fused [Adam and AdamW](adamw_step) and [SGD](sgd_step) over [flat
-//! buffers](FlatBuffer), [packing](pack) of scattered tensors into a flat buffer and back, and
-//! [norms](norms). What does not: a runtime (features `cpu`, `wgpu`, `cuda` link one), allocation,
+//! buffers](FlatBuffer), [packing](pack()) of scattered tensors into a flat buffer and back, and
+//! [`norms`]. What does not: a runtime (features `cpu`, `wgpu`, `cuda` link one), allocation,
 //! streams, and anything of Burn.
 //!
 //! # Equality with the host path

@@ -9,11 +9,12 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::buffer::{Dtype, FlatBuffer, check_devices, check_disjoint, check_scalar};
-use super::geometry::{address_type, vector_width};
+use super::geometry::{address_type, cpu_cores, vector_width};
 use crate::error::{Error, check_finite};
 
-/// Slots per buffer of the first pass: enough units for a large GPU.
-const SLOTS: usize = 16 * 1024;
+/// Slots per buffer of the first pass: enough units for a large GPU, and for the cores of a CPU.
+const GPU_SLOTS: usize = 16 * 1024;
+const CPU_SLOTS: usize = 256;
 /// Vectors below which a unit of the first pass is not worth while.
 const MIN_RUN: usize = 16;
 /// Slots one unit of the second pass takes.
@@ -36,7 +37,7 @@ pub struct NormBuffers<'a> {
 ///
 /// With `n` elements in all, `sum_of_squares` is off by at most `2^-22` of itself where `f32` pairs
 /// work (CPU, CUDA), by at most `2^-24 * (run + 300)` on runtimes that reassociate, with `run` the
-/// elements of one unit, `n / 16384` at most. Its bits depend on the lengths of `buffers` and the
+/// elements of one unit, `n / 16384` or 64 on GPUs. Its bits depend on the lengths of `buffers` and the
 /// runtime, not on the run.
 ///
 /// # Memory
@@ -93,6 +94,7 @@ pub fn norms(client: &Client, buffers: &[&FlatBuffer], out: &NormBuffers<'_>) ->
                 plan.units,
                 plan.len,
                 plan.run,
+                plan.contiguous,
                 buffer.dtype().elem(),
             );
         }
@@ -192,18 +194,24 @@ struct FirstPass {
     len: usize,
     run: usize,
     units: usize,
+    /// Whether a unit's vectors are neighbours, as CPUs like it; otherwise those of neighbouring units
+    /// are.
+    contiguous: bool,
 }
 
 impl FirstPass {
     fn new(client: &Client, buffer: &FlatBuffer) -> Self {
         let vector = vector_width(client, Dtype::F32.size_bytes(), &[buffer.numel()]);
         let len = buffer.numel() / vector;
-        let run = len.div_ceil(SLOTS).max(MIN_RUN);
+        let contiguous = cpu_cores(client).is_some();
+        let slots = if contiguous { CPU_SLOTS } else { GPU_SLOTS };
+        let run = len.div_ceil(slots).max(MIN_RUN);
         Self {
             vector,
             len,
             run,
             units: len.div_ceil(run),
+            contiguous,
         }
     }
 }
@@ -227,6 +235,7 @@ pub(crate) fn sum_kernel<I: Float, N: Size>(
     units: usize,
     len: usize,
     run: usize,
+    #[comptime] contiguous: bool,
     #[define(I)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS < units {
@@ -236,8 +245,11 @@ pub(crate) fn sum_kernel<I: Float, N: Size>(
         // Not `x - x`, which a compiler that ignores NaN may take for 0.
         let mut beyond = Vector::<f32, N>::new(0.0f32);
         for at in 0..run {
-            // Neighbouring units read neighbouring vectors.
-            let i = at * units + ABSOLUTE_POS;
+            let i = if comptime!(contiguous) {
+                ABSOLUTE_POS * run + at
+            } else {
+                at * units + ABSOLUTE_POS
+            };
             if i < len {
                 let x = Vector::<f32, N>::cast_from(input[i]);
                 add::<N>(&mut sum, &mut error, x * x);

@@ -275,6 +275,7 @@ fn kernels(address: AddressType) -> Vec<Named> {
                 (),
                 (),
                 VECTOR,
+                false,
                 f32s,
             ),
         ),

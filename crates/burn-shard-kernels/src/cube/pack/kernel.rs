@@ -98,7 +98,7 @@ pub(crate) fn batch_in_kernel<I: Float, O: Float, N: Size>(
     }
 }
 
-/// The way back of [`batch_in_kernel`].
+/// The way back of [`batch_in_kernel()`].
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn batch_out_kernel<I: Float, O: Float, N: Size>(
     from: &[Vector<I, N>],

@@ -29,16 +29,19 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// What was fastest on `client`'s runtime: see `docs/benchmarks/kernels.md`.
+    /// What was fastest on the CPU runtime, and for GPUs what fits their registers (not measured).
+    /// `benches/kernels` measures it.
     #[must_use]
     pub fn fastest(client: &Client) -> Self {
-        if super::geometry::cpu_cores(client).is_some() {
-            Self::PerTensor
+        // Of buffers: one each, the flat one, and that of scalars.
+        let bindings = client.properties().hardware.max_bindings as usize;
+        let most = if super::geometry::cpu_cores(client).is_some() {
+            64
         } else {
-            // A buffer each, the flat one, and one of scalars.
-            let bindings = client.properties().hardware.max_bindings as usize;
-            Self::Batched(bindings.saturating_sub(2).clamp(1, 8))
-        }
+            // More do not fit the registers of CUDA: docs/ptx.md.
+            8
+        };
+        Self::Batched(bindings.saturating_sub(2).clamp(1, most))
     }
 }
 
