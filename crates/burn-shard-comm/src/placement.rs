@@ -13,11 +13,13 @@
 //! A family that is half there is an error, unless one before it in this list is complete.
 
 mod error;
+mod rule;
 mod slurm;
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
 pub use error::PlacementError;
+pub use rule::Rule;
 
 /// Where one process stands in its job.
 #[derive(Clone, PartialEq, Eq)]
@@ -41,88 +43,6 @@ pub struct Placement {
     pub token: Option<String>,
     /// Which family of variables won.
     pub rule: Rule,
-}
-
-/// Whose variables a [`Placement`] was read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Rule {
-    /// `RANK`, `WORLD_SIZE`, ...: torchrun, and `burn-shard launch`.
-    Torchrun,
-    /// `SLURM_PROCID`, `SLURM_NTASKS`, ...: srun.
-    Slurm,
-    /// `OMPI_COMM_WORLD_RANK`, ...: OpenMPI's mpirun.
-    OpenMpi,
-    /// `PMI_RANK`, `PMI_SIZE`: mpiexec of MPICH and Intel MPI.
-    Pmi,
-}
-
-impl Rule {
-    /// Every family, the one that wins first.
-    const ALL: [Self; 4] = [Self::Torchrun, Self::OpenMpi, Self::Pmi, Self::Slurm];
-
-    /// The name used in messages.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Torchrun => "torchrun",
-            Self::Slurm => "SLURM",
-            Self::OpenMpi => "OpenMPI",
-            Self::Pmi => "PMI",
-        }
-    }
-
-    const fn rank_variable(self) -> &'static str {
-        match self {
-            Self::Torchrun => "RANK",
-            Self::Slurm => "SLURM_PROCID",
-            Self::OpenMpi => "OMPI_COMM_WORLD_RANK",
-            Self::Pmi => "PMI_RANK",
-        }
-    }
-
-    const fn world_size_variable(self) -> &'static str {
-        match self {
-            Self::Torchrun => "WORLD_SIZE",
-            Self::Slurm => "SLURM_NTASKS",
-            Self::OpenMpi => "OMPI_COMM_WORLD_SIZE",
-            Self::Pmi => "PMI_SIZE",
-        }
-    }
-
-    const fn local_rank_variable(self) -> &'static str {
-        match self {
-            Self::Torchrun => "LOCAL_RANK",
-            Self::Slurm => "SLURM_LOCALID",
-            Self::OpenMpi => "OMPI_COMM_WORLD_LOCAL_RANK",
-            Self::Pmi => "MPI_LOCALRANKID",
-        }
-    }
-
-    /// SLURM has a list instead, see `slurm.rs`.
-    const fn local_world_size_variable(self) -> Option<&'static str> {
-        match self {
-            Self::Torchrun => Some("LOCAL_WORLD_SIZE"),
-            Self::Slurm => None,
-            Self::OpenMpi => Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
-            Self::Pmi => Some("MPI_LOCALNRANKS"),
-        }
-    }
-
-    /// Where a name of the job is found, the best first.
-    const fn job_variables(self) -> &'static [&'static str] {
-        match self {
-            Self::Torchrun => &["BURN_SHARD_JOB_ID", "TORCHELASTIC_RUN_ID"],
-            Self::Slurm => &["BURN_SHARD_JOB_ID"],
-            Self::OpenMpi => &["BURN_SHARD_JOB_ID", "PMIX_NAMESPACE", "SLURM_JOB_ID"],
-            Self::Pmi => &["BURN_SHARD_JOB_ID", "SLURM_JOB_ID"],
-        }
-    }
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
 }
 
 /// What [`Placement::explain`] shows, besides what the families name themselves.
