@@ -44,7 +44,8 @@ fn device(rank: usize) -> Device {
         let mut devices = vec![first];
         for _ in 1..3 {
             let request = setup.adapter.request_device(&wgpu::DeviceDescriptor {
-                required_features: wgpu::Features::empty(),
+                required_features: setup.device.features()
+                    - wgpu::Features::all_experimental_mask(),
                 required_limits: setup.device.limits(),
                 ..Default::default()
             });
