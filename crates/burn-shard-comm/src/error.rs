@@ -26,11 +26,11 @@ pub enum Error {
 
     /// Refusal: the launcher's variables do not say where this process stands.
     #[error(transparent)]
-    Placement(#[from] PlacementError),
+    Placement(Box<PlacementError>),
 
     /// Failure: the ranks, which are processes, did not find each other.
     #[error(transparent)]
-    Rendezvous(#[from] RendezvousError),
+    Rendezvous(Box<RendezvousError>),
 
     /// Refusal: the mean of integers has no exact result.
     #[error(
@@ -416,6 +416,18 @@ impl Error {
         } else {
             None
         }
+    }
+}
+
+impl From<PlacementError> for Error {
+    fn from(error: PlacementError) -> Self {
+        Self::Placement(Box::new(error))
+    }
+}
+
+impl From<RendezvousError> for Error {
+    fn from(error: RendezvousError) -> Self {
+        Self::Rendezvous(Box::new(error))
     }
 }
 

@@ -62,7 +62,7 @@ fn the_messages_in_the_table_of_faults_are_real() {
     ];
     let errors = [
         Error::NoLauncher,
-        Error::Placement(PlacementError::BatchShell { world_size: 4 }),
+        Error::from(PlacementError::BatchShell { world_size: 4 }),
         Error::Deadline {
             rank: 1,
             collective: Collective::AllReduce,
