@@ -35,8 +35,8 @@ const REGISTRY_BYTES: usize = 16 << 20;
 /// Checks everything, trains, and reports. `peak_bytes` says what this process took at most.
 ///
 /// # Errors
-/// Everything that can be known before training is refused before a rank starts.
-pub fn run(options: &Options, peak_bytes: &(dyn Fn() -> usize + Sync)) -> Result<(), Error> {
+/// Everything that can be known before training is refused before a rank trains.
+pub fn run(options: &Options, peak_bytes: fn() -> usize) -> Result<(), Error> {
     let mut run = options.run()?;
     let device = run.device()?;
     let ranks = Ranks::join(options, &run)?;
@@ -49,7 +49,7 @@ fn train_and_report(
     run: &Run,
     device: &Device,
     ranks: &Ranks,
-    peak_bytes: &(dyn Fn() -> usize + Sync),
+    peak_bytes: fn() -> usize,
 ) -> Result<(), Error> {
     let model = BertForPreTraining::new(&run.config, device);
     let numel = model.num_params();
@@ -99,14 +99,15 @@ fn train_and_report(
     let reports = train::train_all(&job, ranks);
     if let Some(progress) = &progress {
         progress.finish();
-        let reports = reports?;
+    }
+    let reports = reports?;
+    if let (true, Some(first)) = (ranks.has_first(), reports.first()) {
         report::summary(run, numel, ranks, &reports, start.elapsed());
-        if let (Some(path), Some(first)) = (&options.losses, reports.first()) {
+        if let Some(path) = &options.losses {
             report::write_losses(path, &first.losses)?;
         }
-        return Ok(());
     }
-    reports.map(|_| ())
+    Ok(())
 }
 
 /// Reads the text and tokenizes it, once for all ranks: vocabularies of two hosts would differ as their

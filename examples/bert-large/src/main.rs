@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let outcome = match options.launch {
         Some(ranks) => launch::launch(&options, ranks).map(ExitCode::from),
-        None => bert_large::run(&options, &|| ALLOCATOR.peak_bytes()).map(|()| ExitCode::SUCCESS),
+        None => bert_large::run(&options, || ALLOCATOR.peak_bytes()).map(|()| ExitCode::SUCCESS),
     };
     match outcome {
         Ok(code) => code,

@@ -22,7 +22,7 @@ use crate::report::{Progress, Step};
 use crate::weights;
 
 /// What ranks need to train.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Job<'a> {
     /// What was asked for.
     pub run: &'a Run,
@@ -33,7 +33,7 @@ pub struct Job<'a> {
     /// Shows steps; where rank 0 is.
     pub progress: Option<&'a Progress>,
     /// What this process took at most.
-    pub peak_bytes: &'a (dyn Fn() -> usize + Sync),
+    pub peak_bytes: fn() -> usize,
 }
 
 /// What a rank has to say at the end.

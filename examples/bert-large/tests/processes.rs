@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::write_corpus;
 
@@ -131,16 +132,28 @@ fn rank(root: &Path, rank: usize, port: u16, arguments: &[&str]) -> Command {
     command
 }
 
+/// Not one that the system gives to others in between: those are higher.
 fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id() * 16;
+    loop {
+        let port = 20_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 10_000;
+        let port = port.try_into().unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Reads until a line has `text`.
 fn wait_for(child: &mut Child, text: &str) {
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    let mut seen = lines.map(Result::unwrap);
-    assert!(seen.any(|line| line.contains(text)), "no {text:?}");
+    if !lines.map(Result::unwrap).any(|line| line.contains(text)) {
+        let mut error = String::new();
+        let mut stderr = child.stderr.take().unwrap();
+        stderr.read_to_string(&mut error).unwrap();
+        panic!("no {text:?}: {error}");
+    }
 }
 
 #[test]
