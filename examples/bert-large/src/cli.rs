@@ -12,9 +12,12 @@ use crate::error::Error;
 
 /// The shortest row: the special tokens, and some text in both segments.
 const MIN_SEQ_LEN: usize = 16;
+/// Ranks, when nobody says how many.
+const DEFAULT_WORLD_SIZE: usize = 2;
 
-/// Pre-trains BERT (masked tokens and next sentence) on this machine, with model state sharded
-/// over ranks that are threads.
+/// Pre-trains BERT (masked tokens and next sentence), with model state sharded over ranks: threads
+/// of this process, or the processes that a launcher has started (burn-shard launch, torchrun,
+/// srun, mpirun).
 #[derive(Clone, Debug, Parser)]
 #[command(version)]
 pub struct Options {
@@ -25,9 +28,16 @@ pub struct Options {
     /// parameters)
     #[arg(long, default_value_t = ShardingStrategy::Gradients)]
     pub strategy: ShardingStrategy,
-    /// Number of ranks
-    #[arg(long, default_value_t = 2)]
-    pub world_size: usize,
+    /// Number of ranks [default: 2 threads, or as many processes as a launcher has started]
+    #[arg(long)]
+    pub world_size: Option<usize>,
+    /// Starts this program once per rank on this machine, as processes
+    #[arg(long, value_name = "RANKS", conflicts_with = "world_size")]
+    pub launch: Option<usize>,
+    /// How ranks that are processes reach each other; mpi: built with `--features mpi` and started
+    /// by mpirun
+    #[arg(long, value_enum, default_value_t = Comm::Tcp)]
+    pub comm: Comm,
     /// Text to train on: .txt, .md, .jsonl (field `text`), .parquet (column `text`) files, or
     /// directories of them [default: documentation of the crates in Cargo's registry]
     #[arg(long, num_args = 1.., value_name = "PATH")]
@@ -62,6 +72,18 @@ pub struct Options {
     /// Dropout of states and attention weights; with 0, runs repeat bit for bit
     #[arg(long, default_value_t = 0.1)]
     pub dropout: f64,
+    /// Writes the losses of each step to this file, with all digits
+    #[arg(long, value_name = "FILE")]
+    pub losses: Option<PathBuf>,
+}
+
+/// A way between processes by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Comm {
+    /// Sockets
+    Tcp,
+    /// Messages of an MPI library
+    Mpi,
 }
 
 /// A model by name.
@@ -123,7 +145,7 @@ pub struct Run {
     pub config: BertConfig,
     /// What is sharded.
     pub strategy: ShardingStrategy,
-    /// Number of ranks.
+    /// Number of ranks; where a launcher has started them, it knows better.
     pub world_size: usize,
     /// Tokens per row.
     pub seq_len: usize,
@@ -159,7 +181,10 @@ impl Options {
         let steps = self.steps.unwrap_or(if is_tiny { 300 } else { 100 });
         let run = Run {
             strategy: self.strategy,
-            world_size: self.world_size,
+            world_size: self
+                .world_size
+                .or(self.launch)
+                .unwrap_or(DEFAULT_WORLD_SIZE),
             seq_len: self.seq_len.unwrap_or(if is_tiny { 64 } else { 128 }),
             micro_batch: self.micro_batch,
             steps,
@@ -179,7 +204,11 @@ impl Options {
             }),
             _ => Ok(()),
         };
-        at_least_one("world-size", run.world_size)?;
+        let ranks = match self.launch {
+            Some(_) => "launch",
+            None => "world-size",
+        };
+        at_least_one(ranks, run.world_size)?;
         at_least_one("micro-batch", run.micro_batch)?;
         at_least_one("steps", run.steps)?;
         let check = |option, value: String, allowed: String, good: bool| match good {
@@ -211,6 +240,12 @@ impl Options {
             self.dropout.to_string(),
             "from 0 to below 1".into(),
             is_share,
+        )?;
+        check(
+            "comm",
+            "mpi".into(),
+            "tcp with --launch; MPI's ranks are started by mpirun".into(),
+            self.launch.is_none() || self.comm == Comm::Tcp,
         )?;
         let is_within = run.warmup <= run.steps;
         let allowed = format!("at most the {} steps", run.steps);
@@ -298,10 +333,16 @@ mod tests {
             "--dropout=1",
             "--steps=0",
             "--world-size=0",
+            "--launch=0",
             "--warmup=301",
         ] {
             assert!(matches!(parse(&[bad]), Err(Error::Option { .. })), "{bad}");
         }
+        let error = parse(&["--launch", "2", "--comm", "mpi"]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "--comm is mpi (allowed: tcp with --launch; MPI's ranks are started by mpirun)"
+        );
         assert_eq!(
             parse(&["--model", "large", "--seq-len", "512"])
                 .unwrap()

@@ -27,6 +27,49 @@ pub enum Error {
         reason: String,
     },
 
+    /// A launcher has started another number of ranks than the user says.
+    #[error(
+        "--world-size is {given}, but this process is one of {found} ranks (leave --world-size out)"
+    )]
+    WorldSize {
+        /// What was given.
+        given: usize,
+        /// What the launcher, or MPI, says.
+        found: usize,
+    },
+    /// What started the ranks and MPI do not know of each other.
+    #[error(
+        "MPI says that {mpi} ranks were started, but the environment says {launched} (with --comm mpi \
+         start ranks by mpirun, or by srun if it knows this MPI)"
+    )]
+    OtherJob {
+        /// Ranks of MPI's job.
+        mpi: usize,
+        /// Ranks of the launcher's job.
+        launched: usize,
+    },
+    /// Built without MPI.
+    #[error("--comm mpi: built without the cargo feature `mpi`")]
+    NoMpi,
+    /// MPI did not let this process join.
+    #[cfg(feature = "mpi")]
+    #[error(transparent)]
+    Mpi(#[from] burn_shard_mpi::MpiError),
+    /// Ranks could not be started.
+    #[error("--launch: {0}")]
+    Launch(#[from] burn_shard_launch::LaunchError),
+    /// Where this program is cannot be found out.
+    #[error("--launch: cannot find this program: {0}")]
+    NoProgram(std::io::Error),
+    /// What ranks send each other about a run cannot be written or read.
+    #[error("rank {rank}: a message about the run: {source} (do all ranks run the same build?)")]
+    Message {
+        /// This rank.
+        rank: usize,
+        /// What was wrong with it.
+        source: postcard::Error,
+    },
+
     /// A file or directory could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
@@ -228,6 +271,9 @@ pub enum Error {
     /// Sharding refused the model, or a collective failed.
     #[error(transparent)]
     Shard(#[from] burn_shard::Error),
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] burn_shard::CommError),
     /// The loss is no number any more.
     #[error("step {step}: the loss is {loss} (try a lower --lr, or another --dtype)")]
     Diverged {

@@ -1,7 +1,9 @@
 //! Everything the program prints.
 
 use std::fmt::Display;
+use std::fs;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -9,6 +11,8 @@ use burn_shard::{MemoryKind, MemoryReport, ShardingStrategy};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::Run;
+use crate::error::Error;
+use crate::ranks::Ranks;
 use crate::train::{RankReport, StepLoss};
 
 /// The weight of the newest step in what is shown while running.
@@ -122,9 +126,26 @@ impl Progress {
     }
 }
 
+/// Writes losses as text, one step per line. Digits suffice to tell two numbers apart.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_losses(path: &Path, losses: &[StepLoss]) -> Result<(), Error> {
+    let mut text = String::from("step,masked_lm,next_sentence\n");
+    for (step, loss) in losses.iter().enumerate() {
+        text += &format!("{},{},{}\n", step + 1, loss.masked_lm, loss.next_sentence);
+    }
+    fs::write(path, text).map_err(|source| Error::Write {
+        path: path.into(),
+        source,
+    })
+}
+
 /// Prints how a run went.
-pub fn summary(run: &Run, numel: usize, ranks: &[RankReport], peak_bytes: usize, time: Duration) {
-    let Some(rank_0) = ranks.first() else { return };
+pub fn summary(run: &Run, numel: usize, ranks: &Ranks, reports: &[RankReport], time: Duration) {
+    let Some(rank_0) = reports.first() else {
+        return;
+    };
     let losses = &rank_0.losses;
     let last = &losses[losses.len().saturating_sub(LAST_STEPS)..];
     let mean = |of: fn(&StepLoss) -> f64| last.iter().map(of).sum::<f64>() / last.len() as f64;
@@ -150,7 +171,7 @@ pub fn summary(run: &Run, numel: usize, ranks: &[RankReport], peak_bytes: usize,
         time.as_secs_f64() * 1e3 / losses.len() as f64
     ));
     if losses.len() > 1 {
-        let received = rank_0.traffic.total_bytes() as f64 / (losses.len() - 1) as f64;
+        let received = rank_0.received_bytes as f64 / (losses.len() - 1) as f64;
         let parameters = (numel * run.dtype.bytes()) as f64;
         line(format_args!(
             "received per rank and step: {:.1} MiB, {:.2} times the parameters",
@@ -159,16 +180,12 @@ pub fn summary(run: &Run, numel: usize, ranks: &[RankReport], peak_bytes: usize,
         ));
     }
     line("");
-    memory_table(run, numel, ranks);
-    line(format_args!(
-        "peak of the whole process (all ranks, activations, text): {}",
-        mib(peak_bytes)
-    ));
+    memory_table(run, numel, ranks, reports);
 }
 
 /// What was measured on each rank beside the ZeRO paper's formulas.
-fn memory_table(run: &Run, numel: usize, ranks: &[RankReport]) {
-    let columns = ranks.len().min(RANK_COLUMNS);
+fn memory_table(run: &Run, numel: usize, ranks: &Ranks, reports: &[RankReport]) {
+    let columns = reports.len().min(RANK_COLUMNS);
     line(format_args!(
         "model state per rank, peak MiB: measured ({}) beside the formulas for {} ranks and Adam",
         run.strategy, run.world_size
@@ -177,7 +194,7 @@ fn memory_table(run: &Run, numel: usize, ranks: &[RankReport]) {
     for rank in 0..columns {
         header += &format!("{:>10}", format!("rank {rank}"));
     }
-    if columns < ranks.len() {
+    if columns < reports.len() {
         header += &format!("{:>10}", "largest");
     }
     header += "  |";
@@ -186,13 +203,13 @@ fn memory_table(run: &Run, numel: usize, ranks: &[RankReport]) {
     }
     line(header);
 
-    let row = |name: &str, of: &dyn Fn(&MemoryReport) -> usize, formula: Option<[usize; 4]>| {
+    let row = |name: &str, of: &dyn Fn(&RankReport) -> usize, formula: Option<[usize; 4]>| {
         let mut row = format!("{name:<16}");
-        for rank in &ranks[..columns] {
-            row += &cell(of(&rank.memory));
+        for report in &reports[..columns] {
+            row += &cell(of(report));
         }
-        if columns < ranks.len() {
-            row += &cell(ranks.iter().map(|rank| of(&rank.memory)).max().unwrap_or(0));
+        if columns < reports.len() {
+            row += &cell(reports.iter().map(of).max().unwrap_or(0));
         }
         row += "  |";
         for bytes in formula.into_iter().flatten() {
@@ -202,7 +219,7 @@ fn memory_table(run: &Run, numel: usize, ranks: &[RankReport]) {
     };
     let formulas = ShardingStrategy::ALL
         .map(|strategy| formula(strategy, numel * run.dtype.bytes(), run.world_size));
-    for kind in MemoryKind::ALL {
+    for (place, kind) in MemoryKind::ALL.into_iter().enumerate() {
         let (name, index) = match kind {
             MemoryKind::Parameters => ("parameters", Some(0)),
             MemoryKind::Gradients => ("gradients", Some(1)),
@@ -211,15 +228,24 @@ fn memory_table(run: &Run, numel: usize, ranks: &[RankReport]) {
             MemoryKind::Staging => ("staging", None),
         };
         let formula = index.map(|index: usize| formulas.map(|formula| formula[index]));
-        row(name, &|memory| memory.of(kind).peak_bytes, formula);
+        row(name, &|report| report.peak_bytes[place], formula);
     }
     let totals = formulas.map(|formula| formula.iter().sum());
-    row("together", &|memory| memory.total().peak_bytes, None);
-    row(
-        "between steps",
-        &|memory| memory.total().live_bytes,
-        Some(totals),
-    );
+    row("together", &|report| report.total_peak_bytes, None);
+    row("between steps", &|report| report.live_bytes, Some(totals));
+    match ranks {
+        Ranks::Threads(_) => {
+            let peaks = reports.iter().map(|report| report.process_peak_bytes);
+            line(format_args!(
+                "peak of the whole process (all ranks, activations, text): {}",
+                mib(peaks.max().unwrap_or(0))
+            ));
+        }
+        Ranks::Process(_) => {
+            row("its process", &|report| report.process_peak_bytes, None);
+            line("(its process: all it allocated, activations and text included)");
+        }
+    }
 }
 
 /// Bytes of parameters, gradients and the two moments of Adam on a rank.

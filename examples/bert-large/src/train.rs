@@ -10,28 +10,51 @@ use std::time::Instant;
 use burn::module::{ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
-use burn_shard::{MemoryReport, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule, Traffic};
+use burn_shard::{MemoryKind, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule};
+use serde::{Deserialize, Serialize};
 
 use crate::cli::Run;
 use crate::data::batches::{Batches, Dataset, Shard};
 use crate::error::Error;
 use crate::model::BertForPreTraining;
+use crate::ranks::{Ranks, all_of};
 use crate::report::{Progress, Step};
 use crate::weights;
 
-/// What a rank has to say at the end.
+/// What ranks need to train.
 #[derive(Clone, Debug)]
+pub struct Job<'a> {
+    /// What was asked for.
+    pub run: &'a Run,
+    /// The text.
+    pub dataset: Arc<Dataset>,
+    /// Where to compute.
+    pub device: &'a Device,
+    /// Shows steps; where rank 0 is.
+    pub progress: Option<&'a Progress>,
+    /// What this process took at most.
+    pub peak_bytes: fn() -> usize,
+}
+
+/// What a rank has to say at the end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankReport {
     /// The mean over ranks of each step's losses; the same on every rank.
     pub losses: Vec<StepLoss>,
-    /// Model-state bytes of this rank.
-    pub memory: MemoryReport,
+    /// Model-state bytes of this rank at most, in the order of [`MemoryKind::ALL`].
+    pub peak_bytes: [usize; MemoryKind::ALL.len()],
+    /// All kinds together at most.
+    pub total_peak_bytes: usize,
+    /// Between steps.
+    pub live_bytes: usize,
+    /// What this rank's process took at most: all ranks if they are threads, activations, text.
+    pub process_peak_bytes: usize,
     /// What this rank received in all steps after the first.
-    pub traffic: Traffic,
+    pub received_bytes: u64,
 }
 
 /// The losses of a step, before its update.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepLoss {
     /// Of the masked tokens.
     pub masked_lm: f64,
@@ -46,33 +69,28 @@ impl StepLoss {
     }
 }
 
-/// Trains on all ranks. Returns their reports in rank order.
+/// Trains on all ranks. Returns their reports in rank order, in every process.
 ///
 /// # Errors
 /// Sharding refused the model, a collective failed, or the loss is no number any more.
-pub fn train_all(
-    run: &Run,
-    dataset: &Arc<Dataset>,
-    device: &Device,
-    progress: &Progress,
-) -> Result<Vec<RankReport>, Error> {
-    let results = ProcessGroup::spawn(run.world_size, |group| {
-        train(run, Arc::clone(dataset), device, &group, progress)
-    });
-    // Only rank 0 fails alone (it reads the checkpoint), so the first error is the cause.
-    results
-        .map_err(burn_shard::Error::from)?
-        .into_iter()
-        .collect()
+pub fn train_all(job: &Job<'_>, ranks: &Ranks) -> Result<Vec<RankReport>, Error> {
+    match ranks {
+        // Only rank 0 fails alone (it reads the checkpoint), so the first error is the cause.
+        Ranks::Threads(world_size) => {
+            let results = ProcessGroup::spawn(*world_size, |group| train(job, &group));
+            results?.into_iter().collect()
+        }
+        Ranks::Process(group) => {
+            // Dropout differs between ranks, and repeats: this process has its own generator.
+            job.device
+                .seed(job.run.seed.wrapping_add(group.rank() as u64));
+            all_of(group, &train(job, group)?)
+        }
+    }
 }
 
-fn train(
-    run: &Run,
-    dataset: Arc<Dataset>,
-    device: &Device,
-    group: &ProcessGroup,
-    progress: &Progress,
-) -> Result<RankReport, Error> {
+fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
+    let Job { run, device, .. } = *job;
     // Each rank builds its own model: ranks must not share parameters.
     let model = BertForPreTraining::new(&run.config, device);
     let model = initialize(model, run.weights.as_deref(), run.seed, device, group)?;
@@ -90,7 +108,7 @@ fn train(
         rank: group.rank(),
         world_size: group.world_size(),
     };
-    let mut batches = Batches::new(dataset, shard, run.micro_batch, run.seed);
+    let mut batches = Batches::new(Arc::clone(&job.dataset), shard, run.micro_batch, run.seed);
     let mut losses = Vec::with_capacity(run.steps);
     let mut traffic = group.traffic();
     for step in 0..run.steps {
@@ -126,7 +144,7 @@ fn train(
         if step == 0 {
             traffic = group.traffic();
         }
-        if group.rank() == 0 {
+        if let (0, Some(progress)) = (group.rank(), job.progress) {
             progress.step(&Step {
                 loss,
                 tokens: tokens * group.world_size() as f64,
@@ -135,10 +153,14 @@ fn train(
             });
         }
     }
+    let memory = model.memory();
     Ok(RankReport {
         losses,
-        memory: model.memory(),
-        traffic: group.traffic() - traffic,
+        peak_bytes: MemoryKind::ALL.map(|kind| memory.of(kind).peak_bytes),
+        total_peak_bytes: memory.total().peak_bytes,
+        live_bytes: memory.total().live_bytes,
+        process_peak_bytes: (job.peak_bytes)(),
+        received_bytes: (group.traffic() - traffic).total_bytes(),
     })
 }
 
@@ -165,7 +187,7 @@ fn initialize(
         device.seed(seed);
         model.visit(&mut Draw);
     }
-    group.barrier().map_err(burn_shard::Error::from)?;
+    group.barrier()?;
     Ok(model)
 }
 
@@ -177,8 +199,6 @@ fn mean_over_ranks<const N: usize>(
     group: &ProcessGroup,
     mut values: [f64; N],
 ) -> Result<[f64; N], Error> {
-    group
-        .all_reduce(&mut values, ReduceOp::Mean)
-        .map_err(burn_shard::Error::from)?;
+    group.all_reduce(&mut values, ReduceOp::Mean)?;
     Ok(values)
 }

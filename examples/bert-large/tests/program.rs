@@ -6,6 +6,8 @@
     reason = "a test fails by panicking, helpers included"
 )]
 
+mod common;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -15,6 +17,7 @@ use bert_large::model::BertForPreTraining;
 use bert_large::weights::hugging_face_name;
 use burn::module::{ModuleVisitor, Param};
 use burn::prelude::*;
+use common::write_corpus;
 use safetensors::tensor::{Dtype, TensorView};
 
 fn bert_large(cache: &Path, arguments: &[&str]) -> Output {
@@ -33,47 +36,6 @@ fn refused(arguments: &[&str]) -> String {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
     text.trim().strip_prefix("error: ").unwrap().to_owned()
-}
-
-/// Documents about the same few things, so that there is something to learn.
-fn write_corpus(path: &Path, documents: usize) {
-    let subjects = [
-        "the rank",
-        "the group",
-        "the model",
-        "the optimizer",
-        "a shard",
-        "a gradient",
-    ];
-    let verbs = [
-        "gathers",
-        "scatters",
-        "reduces",
-        "broadcasts",
-        "holds",
-        "drops",
-    ];
-    let objects = [
-        "all parameters",
-        "its gradients",
-        "the moments",
-        "each buffer",
-        "every token",
-    ];
-    let mut lines = String::new();
-    for document in 0..documents {
-        let sentences = (0..12).map(|sentence| {
-            let pick = |words: &[&'static str], step: usize| words[(document + step) % words.len()];
-            let (subject, verb) = (pick(&subjects, sentence), pick(&verbs, sentence / 2));
-            format!(
-                "Now {subject} {verb} {}.",
-                pick(&objects, sentence * document)
-            )
-        });
-        let text: Vec<String> = sentences.collect();
-        lines += &format!("{{\"text\": \"{}\"}}\n", text.join(" "));
-    }
-    fs::write(path, lines).unwrap();
 }
 
 #[test]

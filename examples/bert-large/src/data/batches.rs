@@ -11,6 +11,7 @@ use burn::prelude::*;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 
 use super::corpus::Corpus;
 use super::masking::{self, Hidden};
@@ -25,7 +26,7 @@ const SPECIAL_TOKENS: usize = 3;
 const MIN_TOKENS: usize = 8;
 
 /// The tokenized corpus, shared by all ranks.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Dataset {
     tokens: Vec<u32>,
     /// Sentence `s` is `tokens[starts[s]..starts[s + 1]]`.
@@ -38,7 +39,7 @@ pub struct Dataset {
 }
 
 /// Consecutive sentences of one document that about fill a row.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Chunk {
     document: usize,
     sentences: Range<usize>,

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use serde::{Deserialize, Serialize};
 use tokenizers::decoders::wordpiece::WordPiece as WordPieceDecoder;
 use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainerBuilder};
 use tokenizers::normalizers::BertNormalizer;
@@ -30,7 +31,7 @@ const ALPHABET: usize = 500;
 const BATCH: usize = 16_384;
 
 /// The ids that pre-training needs to know.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Vocabulary {
     /// Number of tokens, special ones included.
     pub size: u32,
