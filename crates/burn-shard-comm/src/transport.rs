@@ -38,7 +38,8 @@ impl Limit<'_> {
     }
 }
 
-/// Why an exchange did not happen. After one, only [`Transport::farewell`] is called.
+/// Why an exchange did not happen. After one, only [`Transport::poll`], [`Transport::ask`] and
+/// [`Transport::farewell`] are called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing came from, or could be sent to, these ranks in time.
@@ -103,8 +104,19 @@ pub trait Transport: Send + fmt::Debug + 'static {
     /// As [`Transport::exchange`].
     fn poll(&mut self) -> Result<(), Fault>;
 
-    /// Tells all others that this rank leaves: in order (no words), or why it failed. Waits until what
-    /// was sent is out of this process's hands, no longer than `limit`; never fails. Called once, as the
-    /// last thing.
+    /// Says this rank's last `words` to all others, and returns what the others have said or say within
+    /// `limit`: the words of each rank that leaves with any, but of those that a [`Fault`] has told
+    /// already. Ends early once every other rank has left or is gone. Called at most once.
+    ///
+    /// None, for a transport that cannot do this: nothing was said. Then a rank that is stopped may be
+    /// reported under the name of one that waits for it.
+    fn ask(&mut self, words: &[u8], limit: Limit<'_>) -> Option<Vec<(usize, Vec<u8>)>> {
+        let _ = (words, limit);
+        None
+    }
+
+    /// Tells all others that this rank leaves: in order (no words), or why it failed, unless
+    /// [`Transport::ask`] has said words already. Waits until what was sent is out of this process's hands,
+    /// no longer than `limit`; never fails. Called once, as the last thing.
     fn farewell(&mut self, words: &[u8], limit: Limit<'_>);
 }

@@ -174,6 +174,9 @@ impl Transport for Counting {
     fn poll(&mut self) -> Result<(), Fault> {
         self.inner.poll()
     }
+    fn ask(&mut self, words: &[u8], limit: Limit<'_>) -> Option<Vec<(usize, Vec<u8>)>> {
+        self.inner.ask(words, limit)
+    }
     fn farewell(&mut self, words: &[u8], limit: Limit<'_>) {
         self.inner.farewell(words, limit);
     }

@@ -1,24 +1,22 @@
 //! Groups over TCP: the conformance suite, the bits of ranks that are threads, and real processes that
-//! join from their environment and die.
-#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+//! join from their environment. How those end is in `deaths.rs`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "a test ends at the first error"
+)]
 
 mod processes;
-#[path = "../examples/rank_loop.rs"]
-#[allow(dead_code, reason = "its main function is this test's business")]
-mod rank_loop;
+#[path = "processes/programs.rs"]
+mod programs;
 
-use std::{
-    io::{BufRead, BufReader, Read},
-    process::{Child, Command, Stdio},
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use burn_shard_comm::{
     Local, Pairwise, ProcessGroup, ReduceOp, conformance::Launcher, shard_numel,
 };
 use processes::{LONG, all, free_port, rendezvous};
+use programs::{Job, Rank, program};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -76,145 +74,57 @@ fn results_have_the_bits_of_ranks_that_are_threads() {
     }
 }
 
-/// Makes a process of this program one rank.
-const AS_RANK: &str = "BURN_SHARD_TEST_AS_RANK";
+/// For what ends by itself, however busy the machine.
+const SOON: Duration = Duration::from_secs(60);
 
 #[test]
-fn one_process_needs_no_network() {
-    if std::env::var_os(AS_RANK).is_some() {
-        // This is a process that a test below has started.
-        let rounds = std::env::var("ROUNDS").unwrap().parse().unwrap();
-        match rank_loop::run(rounds, 100_003) {
-            Ok(()) => println!("\ndone"),
-            Err(error) => println!("\nfailed: {error}"),
-        }
-        std::process::exit(0);
-    }
-    let job = Job {
-        world_size: 1,
-        port: 0,
-        rounds: 2,
-    };
-    let output = finish(job.start(0), &mut String::new());
-    assert!(output.contains("done"), "{output}");
-}
-
-#[derive(Clone, Copy)]
-struct Job {
-    world_size: usize,
-    port: u16,
-    rounds: usize,
-}
-
-impl Job {
-    fn new(world_size: usize, rounds: usize) -> Self {
-        Self {
-            world_size,
-            port: free_port(),
-            rounds,
-        }
-    }
-
-    fn start(self, rank: usize) -> Child {
-        let variables = [
-            ("RANK", rank.to_string()),
-            ("WORLD_SIZE", self.world_size.to_string()),
-            ("LOCAL_RANK", rank.to_string()),
-            ("MASTER_ADDR", "127.0.0.1".to_owned()),
-            ("MASTER_PORT", self.port.to_string()),
-            ("BURN_SHARD_TIMEOUT", LONG.as_secs().to_string()),
-            ("ROUNDS", self.rounds.to_string()),
-        ];
-        // A job of one has no master.
-        let used = variables
-            .into_iter()
-            .filter(|(name, _)| self.port != 0 || !name.starts_with("MASTER"));
-        process().envs(used).spawn().unwrap()
-    }
-}
-
-fn process() -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "one_process_needs_no_network", "--nocapture"])
-        .env_clear()
-        .env(AS_RANK, "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    command
-}
-
-/// Reads until the group is there.
-fn ready(child: &mut Child) -> BufReader<std::process::ChildStdout> {
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("ready") {
-        line.clear();
-        assert_ne!(
-            output.read_line(&mut line).unwrap(),
-            0,
-            "it ended without being ready"
-        );
-    }
-    output
-}
-
-/// The rest of what a process prints.
-fn finish(mut child: Child, output: &mut String) -> String {
-    child.stdout.take().unwrap().read_to_string(output).unwrap();
-    child.wait().unwrap();
-    output.clone()
+fn this_program_can_be_a_rank() {
+    programs::this_program_can_be_a_rank();
 }
 
 #[test]
 fn processes_join_from_their_environment() {
-    let job = Job::new(3, 3);
-    let ranks: Vec<Child> = (0..3).map(|rank| job.start(rank)).collect();
-    for child in ranks {
-        let output = finish(child, &mut String::new());
+    let job = Job {
+        rounds: 3,
+        ..Job::new(3)
+    };
+    for rank in job.start_all() {
+        let output = rank.end(SOON).output;
         assert!(output.contains("done"), "{output}");
     }
 }
 
 #[test]
-fn a_process_that_is_killed_is_named_by_all_others() {
-    for victim in [0, 2] {
-        let job = Job::new(3, usize::MAX);
-        let mut ranks: Vec<Child> = (0..3).map(|rank| job.start(rank)).collect();
-        let mut outputs: Vec<_> = ranks.iter_mut().map(ready).collect();
-        thread::sleep(Duration::from_millis(100));
-        let start = Instant::now();
-        ranks[victim].kill().unwrap();
-        for (rank, child) in ranks.iter_mut().enumerate() {
-            let mut output = String::new();
-            outputs[rank].read_to_string(&mut output).unwrap();
-            child.wait().unwrap();
-            if rank != victim {
-                let named = format!("rank {victim}");
-                assert!(
-                    output.contains("failed: ") && output.contains(&named),
-                    "rank {rank}: {output}"
-                );
-            }
-        }
-        assert!(start.elapsed() < LONG / 2);
-    }
+fn a_process_without_a_launcher_is_told_how_to_start() {
+    let output = Rank::start(program()).end(SOON).output;
+    assert!(output.contains("burn-shard launch"), "{output}");
+    let mut command = program();
+    command.envs([("RANK", "2"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")]);
+    let output = Rank::start(command).end(SOON).output;
+    assert!(output.contains("failed: RANK is 2"), "{output}");
 }
 
 #[test]
-fn a_process_without_a_launcher_is_told_how_to_start() {
-    let child = process().env("ROUNDS", "1").spawn().unwrap();
-    let output = finish(child, &mut String::new());
-    assert!(output.contains("burn-shard launch"), "{output}");
-    let child = process()
-        .envs([
-            ("ROUNDS", "1"),
-            ("RANK", "2"),
-            ("WORLD_SIZE", "2"),
-            ("LOCAL_RANK", "0"),
-        ])
-        .spawn()
-        .unwrap();
-    let output = finish(child, &mut String::new());
-    assert!(output.contains("failed: RANK is 2"), "{output}");
+fn processes_listen_beyond_loopback_only_with_a_token() {
+    let job = Job {
+        rounds: 1,
+        ..Job::new(2)
+    };
+    let ranks = |token: Option<&str>| {
+        let ranks = (0..2).map(|rank| {
+            let mut command = job.command(rank);
+            command.env("BURN_SHARD_BIND", "0.0.0.0");
+            command.envs(token.map(|token| ("BURN_SHARD_TOKEN", token)));
+            Rank::start(command)
+        });
+        let ranks: Vec<Rank> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.end(SOON).output)
+    };
+    for output in ranks(None) {
+        let expected = "will not listen on 0.0.0.0 without a token";
+        assert!(output.contains(expected), "{output}");
+    }
+    for output in ranks(Some("secret")) {
+        assert!(output.contains("done"), "{output}");
+    }
 }

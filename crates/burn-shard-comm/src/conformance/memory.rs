@@ -245,6 +245,24 @@ impl Transport for MemoryTransport {
         self.fault(&self.net.state.lock())
     }
 
+    fn ask(&mut self, words: &[u8], limit: Limit<'_>) -> Option<Vec<(usize, Vec<u8>)>> {
+        self.farewell(words, limit);
+        let mut state = self.net.state.lock();
+        let here = |fate: &Fate| matches!(fate, Fate::Present | Fate::Stalled);
+        while state.fates.iter().any(here)
+            && let Ok(slice) = limit.slice(&[])
+        {
+            self.net.changed.wait_for(&mut state, slice);
+        }
+        let fates = state.fates.iter().enumerate();
+        let said = fates.filter(|&(peer, _)| peer != self.rank);
+        let said = said.filter_map(|(peer, fate)| match fate {
+            Fate::Left(words) if !words.is_empty() => Some((peer, words.clone())),
+            Fate::Left(_) | Fate::Present | Fate::Dead | Fate::Stalled => None,
+        });
+        Some(said.collect())
+    }
+
     fn farewell(&mut self, words: &[u8], _: Limit<'_>) {
         let mut state = self.net.state.lock();
         if state.fates[self.rank] == Fate::Present {

@@ -73,6 +73,11 @@ impl<'a> Line<'a> {
         })
     }
 
+    /// The transport itself, once the collective has failed.
+    pub(super) fn transport(&mut self) -> &mut dyn Transport {
+        self.transport
+    }
+
     /// Begins a wait of its own: the deadline counts from here on.
     pub(super) fn begin(&mut self, missing: Vec<usize>) {
         self.since = Instant::now();

@@ -22,6 +22,7 @@
 //! | `parts.rs`, `runs.rs` | which bytes |
 //! | `line.rs` | the transport during one collective |
 //! | `words.rs` | errors and calls as bytes |
+//! | `verdict.rs` | whom to blame when time is up |
 //! | `desk.rs` | memory |
 
 mod copies;
@@ -32,6 +33,7 @@ mod parts;
 mod reductions;
 mod runs;
 mod turns;
+mod verdict;
 mod words;
 mod work;
 
@@ -78,8 +80,8 @@ const LINGER: Duration = Duration::from_secs(5);
 /// As [`Communicator`]. The deadline of a call counts from its turn on, and from the last time that
 /// anything was exchanged: a collective that moves is not late. A reduction fails by its deadline even if
 /// nobody waits for it yet. A failure also ends earlier collectives that some ranks have completed and this
-/// one has not. A rank that is stopped in the middle of a large collective may be
-/// reported under the name of the rank that waits for it; one that is late for a collective is named.
+/// one has not. Once time is up, a rank listens for a quarter of the deadline, at most a second, to hear whom
+/// the others miss, so that all name the rank that is stopped and not one that waits for it.
 ///
 /// The rank leaves when the last handle is dropped. That waits up to five seconds for reductions that
 /// were started, which go on in the background after that, if the process does. If the handle is

@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::{
     desk::{Desk, Shelf},
     line::{Failure, Line, after},
-    words,
+    verdict, words,
     work::Job,
 };
 use crate::{
@@ -190,12 +190,31 @@ impl Turns {
         drop(state);
         let mut line = Line::new(transport.as_mut(), deadline, &self.cancelled);
         work(&mut line, desk).map_err(|failure| {
-            let (waited, missing) = (line.since.elapsed(), line.missing);
+            let (waited, missing) = (line.since.elapsed(), std::mem::take(&mut line.missing));
+            let failure = verdict::first_word(failure, line.transport());
+            let numbered = (collective, ticket);
+            let first = self.explain(failure, numbered, waited, missing.clone());
+            let own = if matches!(first, Error::Deadline { .. }) {
+                first.clone()
+            } else {
+                self.late(numbered, waited, missing.clone())
+            };
+            let blamed = self.ask(line.transport(), first.root_cause(), Some(&own), deadline);
+            let error = match blamed {
+                None => first,
+                Some(cause) if cause.origin() == Some(self.rank) => cause,
+                Some(cause) => Error::Interrupted {
+                    rank: self.rank,
+                    collective,
+                    sequence: ticket,
+                    missing: missing.clone(),
+                    cause: Arc::new(cause),
+                },
+            };
             let mut state = self.state.lock();
             if state.failure.is_some() {
                 return self.interrupted(&state, collective, ticket, missing);
             }
-            let error = self.explain(failure, (collective, ticket), waited, missing);
             let cause = if let Error::Interrupted { cause, .. } = &error {
                 Arc::clone(cause)
             } else {
@@ -204,6 +223,47 @@ impl Turns {
             self.fail_locked(&mut state, cause);
             error
         })
+    }
+
+    /// If time is up, on this rank or on the one that `first` is from: the cause that all ranks should name,
+    /// if another than that. `own` is what this rank misses.
+    fn ask(
+        &self,
+        transport: &mut dyn Transport,
+        first: &Error,
+        own: Option<&Error>,
+        deadline: Duration,
+    ) -> Option<Error> {
+        if !matches!(first, Error::Deadline { .. }) || self.cancelled.load(Ordering::Acquire) {
+            return None;
+        }
+        let limit = Limit {
+            at: after(Instant::now(), verdict::hearing(deadline)),
+            cancelled: &self.cancelled,
+        };
+        let said = transport.ask(&words::encode(self.rank, own.unwrap_or(first)), limit)?;
+        let mut statements = vec![first.clone()];
+        statements.extend(own.cloned());
+        let decoded = said
+            .iter()
+            .map(|(peer, words)| words::decode(self.rank, *peer, words));
+        statements.extend(decoded);
+        verdict::verdict(&statements)
+    }
+
+    const fn late(
+        &self,
+        (collective, sequence): (Collective, u64),
+        waited: Duration,
+        missing: Vec<usize>,
+    ) -> Error {
+        Error::Deadline {
+            rank: self.rank,
+            collective,
+            sequence,
+            waited,
+            missing,
+        }
     }
 
     /// What this rank returns for a failure that is the first it knows of.
@@ -226,13 +286,9 @@ impl Turns {
                 peer,
                 message,
             },
-            Failure::Fault(Fault::TimedOut { peers }) => Error::Deadline {
-                rank,
-                collective,
-                sequence,
-                waited,
-                missing: peers,
-            },
+            Failure::Fault(Fault::TimedOut { peers }) => {
+                self.late((collective, sequence), waited, peers)
+            }
             Failure::Fault(Fault::Farewell { peer, words }) if words.is_empty() => {
                 Error::RankLeft {
                     rank,
@@ -305,13 +361,7 @@ impl Turns {
             }
             let late = after(since, deadline.saturating_add(OVERRUN));
             if self.changed.wait_until(&mut state, late).timed_out() && Instant::now() >= late {
-                let error = Error::Deadline {
-                    rank: self.rank,
-                    collective,
-                    sequence,
-                    waited: start.elapsed(),
-                    missing: self.others(),
-                };
+                let error = self.late((collective, sequence), start.elapsed(), self.others());
                 self.fail_locked(&mut state, Arc::new(error.clone()));
                 return Err(error);
             }
@@ -430,7 +480,14 @@ impl Turns {
         let cause = match transport.poll() {
             Ok(()) => return,
             Err(Fault::Farewell { peer, words }) if !words.is_empty() => {
-                words::decode(self.rank, peer, &words)
+                let first = words::decode(self.rank, peer, &words);
+                let waited = if let Error::Deadline { waited, .. } = first {
+                    waited
+                } else {
+                    Duration::ZERO
+                };
+                let blamed = self.ask(transport.as_mut(), &first, None, waited);
+                blamed.unwrap_or(first)
             }
             Err(Fault::Gone { peer, message }) => Error::RankDied {
                 rank: self.rank,

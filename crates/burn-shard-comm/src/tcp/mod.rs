@@ -113,6 +113,33 @@ impl Transport for TcpTransport {
         self.wait(None, None, Duration::ZERO)
     }
 
+    fn ask(&mut self, words: &[u8], limit: Limit<'_>) -> Option<Vec<(usize, Vec<u8>)>> {
+        for peer in self.peers.iter_mut().flatten() {
+            if let Err(error) = peer.tell(words, limit.at) {
+                log::debug!("a rank was gone before it heard whom this one misses: {error}");
+            }
+        }
+        let mut said = Vec::new();
+        loop {
+            // A wait tells of one rank at a time.
+            let Ok(slice) = limit.slice(&[]) else { break };
+            if let Err(Fault::Farewell { peer, words }) = self.wait(None, None, slice)
+                && !words.is_empty()
+            {
+                said.push((peer, words));
+            }
+            if self
+                .peers
+                .iter()
+                .flatten()
+                .all(|peer| peer.control().is_none())
+            {
+                break;
+            }
+        }
+        Some(said)
+    }
+
     fn farewell(&mut self, words: &[u8], limit: Limit<'_>) {
         for peer in self.peers.iter_mut().flatten() {
             if let Err(error) = peer.say_farewell(words, limit.at) {

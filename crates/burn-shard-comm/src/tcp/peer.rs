@@ -30,8 +30,10 @@ pub(super) struct Peer {
     control: TcpStream,
     /// What came of its last words: a length (4 bytes, little endian), then the words.
     inbox: Vec<u8>,
-    /// It has said farewell without words.
+    /// Nothing more is to be heard of it: it has said farewell, or is gone.
     left: bool,
+    /// It was told this rank's last words.
+    told: bool,
 }
 
 impl Peer {
@@ -45,6 +47,7 @@ impl Peer {
             control,
             inbox: Vec::new(),
             left: false,
+            told: false,
         })
     }
 
@@ -81,8 +84,14 @@ impl Peer {
         }
     }
 
-    /// Looks for last words and for the end of the process; never waits.
+    /// Looks for last words and for the end of the process; never waits. Tells of either once.
     pub(super) fn listen(&mut self) -> Result<(), Fault> {
+        let heard = self.look();
+        self.left |= heard.is_err();
+        heard
+    }
+
+    fn look(&mut self) -> Result<(), Fault> {
         while !self.left {
             if let Some(length) = self.inbox.first_chunk::<4>() {
                 let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
@@ -139,8 +148,12 @@ impl Peer {
         Fault::Gone { peer, message }
     }
 
-    /// Sends last words, and that nothing comes after them.
-    pub(super) fn say_farewell(&mut self, words: &[u8], until: Instant) -> io::Result<()> {
+    /// Sends last words, unless it was told some; empty ones say that all is well.
+    pub(super) fn tell(&mut self, words: &[u8], until: Instant) -> io::Result<()> {
+        if self.told {
+            return Ok(());
+        }
+        self.told = true;
         let words = &words[..words.len().min(MAX_WORDS_BYTES)];
         let length = u32::try_from(words.len()).expect("words were cut to 64 KiB");
         let mut message = length.to_le_bytes().to_vec();
@@ -157,6 +170,12 @@ impl Peer {
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
+    }
+
+    /// Sends last words, and that nothing comes after them.
+    pub(super) fn say_farewell(&mut self, words: &[u8], until: Instant) -> io::Result<()> {
+        self.tell(words, until)?;
         self.control.shutdown(Shutdown::Write)?;
         self.data.shutdown(Shutdown::Write)
     }
