@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use burn::prelude::*;
 use burn::tensor::{DType, FloatDType};
 use burn_shard::ShardingStrategy;
+use burn_shard_comm::Placement;
 use clap::{Parser, ValueEnum};
 
 use crate::config::BertConfig;
@@ -38,6 +39,10 @@ pub struct Options {
     /// by mpirun
     #[arg(long, value_enum, default_value_t = Comm::Tcp)]
     pub comm: Comm,
+    /// Where tensors are; wgpu and cuda: built with the feature of that name. All threads of a process
+    /// share one device, processes have one each
+    #[arg(long, value_enum, default_value_t = Backend::Flex)]
+    pub backend: Backend,
     /// Text to train on: .txt, .md, .jsonl (field `text`), .parquet (column `text`) files, or
     /// directories of them [default: documentation of the crates in Cargo's registry]
     #[arg(long, num_args = 1.., value_name = "PATH")]
@@ -84,6 +89,54 @@ pub enum Comm {
     Tcp,
     /// Messages of an MPI library
     Mpi,
+}
+
+/// A backend of Burn by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// The CPU, in Rust
+    Flex,
+    /// GPUs by Vulkan, Metal or DirectX
+    Wgpu,
+    /// GPUs of NVIDIA
+    Cuda,
+}
+
+impl Backend {
+    /// Device `index` of this backend.
+    ///
+    /// # Errors
+    /// The program was built without the backend, or the device cannot be opened.
+    fn device(self, index: usize) -> Result<Device, Error> {
+        let refused = |reason: String| Error::Backend {
+            backend: self,
+            index,
+            reason,
+        };
+        let missing = |feature: &str| {
+            refused(format!(
+                "this program was built without it (add --features {feature})"
+            ))
+        };
+        match self {
+            Self::Flex => Ok(Device::flex()),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => match cubecl::Device::wgpu(cubecl::device::WgpuDeviceKind::default()) {
+                // A software driver has one adapter for all.
+                Ok(_) => Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
+                Err(error) => Err(refused(format!("{error:?}"))),
+            },
+            #[cfg(not(feature = "wgpu"))]
+            Self::Wgpu => Err(missing("wgpu")),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => match cubecl::Device::cuda(index) {
+                Ok(_) => Ok(Device::cuda(index)),
+                Err(error) => Err(refused(format!("{error:?}"))),
+            },
+            #[cfg(not(feature = "cuda"))]
+            Self::Cuda => Err(missing("cuda")),
+        }
+    }
 }
 
 /// A model by name.
@@ -143,6 +196,8 @@ impl Precision {
 pub struct Run {
     /// The model's sizes.
     pub config: BertConfig,
+    /// Where tensors are.
+    pub backend: Backend,
     /// What is sharded.
     pub strategy: ShardingStrategy,
     /// Number of ranks; where a launcher has started them, it knows better.
@@ -180,6 +235,7 @@ impl Options {
         config.dropout = self.dropout;
         let steps = self.steps.unwrap_or(if is_tiny { 300 } else { 100 });
         let run = Run {
+            backend: self.backend,
             strategy: self.strategy,
             world_size: self
                 .world_size
@@ -276,7 +332,9 @@ impl Run {
                 reason: reason.into(),
             });
         }
-        let mut device = Device::flex();
+        let placement = Placement::from_env().map_err(burn_shard::CommError::from)?;
+        let index = placement.map_or(0, |placement| placement.local_rank);
+        let mut device = self.backend.device(index)?;
         device.configure(self.dtype.dtype()).map_err(|source| {
             let reason = source
                 .to_string()

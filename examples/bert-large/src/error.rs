@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::cli::Precision;
+use crate::cli::{Backend, Precision};
 
 /// Why a run did not start, or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +24,17 @@ pub enum Error {
         /// The type.
         dtype: Precision,
         /// What the backend said; Burn does not export its type.
+        reason: String,
+    },
+
+    /// The backend is not there.
+    #[error("--backend {backend:?}, device {index}: {reason}")]
+    Backend {
+        /// The backend.
+        backend: Backend,
+        /// Which of its devices.
+        index: usize,
+        /// What is missing.
         reason: String,
     },
 

@@ -120,9 +120,8 @@ impl Transport for TcpTransport {
             }
         }
         let mut said = Vec::new();
-        loop {
-            // A wait tells of one rank at a time.
-            let Ok(slice) = limit.slice(&[]) else { break };
+        // A wait tells of one rank at a time.
+        while let Ok(slice) = limit.slice(&[]) {
             if let Err(Fault::Farewell { peer, words }) = self.wait(None, None, slice)
                 && !words.is_empty()
             {

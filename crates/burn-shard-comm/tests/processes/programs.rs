@@ -1,6 +1,7 @@
 //! Ranks that are processes: the test's own program, started again.
 //!
 //! A test file that uses this has a test `this_program_can_be_a_rank` that calls the function of that name.
+#![allow(clippy::print_stdout, reason = "a rank tells the test by its output")]
 #![allow(dead_code, reason = "each test uses some of it")]
 
 #[path = "../../examples/rank_loop.rs"]
@@ -43,7 +44,7 @@ fn blamed(error: &Error) -> Vec<usize> {
     match error.root_cause() {
         Error::RankDied { peer, .. } => vec![*peer],
         Error::Deadline { missing, .. } | Error::RankLeft { missing, .. } => missing.clone(),
-        Error::Rendezvous(error) => match error {
+        Error::Rendezvous(error) => match &**error {
             RendezvousError::NoMaster { .. } | RendezvousError::MasterLost { .. } => vec![0],
             RendezvousError::Job { fault, .. } => match fault {
                 JobFault::Died { other, .. } => vec![*other],
