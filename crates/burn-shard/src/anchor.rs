@@ -20,6 +20,10 @@ const FIRST_LEVELS: u64 = 256;
 /// More levels than any group of parameters plausibly adds; bounds the cost of a bad estimate.
 const MAX_LEVELS: u64 = 4096;
 
+/// Added to a count: ranks that make anchors meanwhile take a node before they have said so, and what
+/// one of them had taken when this rank began to count is missing from the difference.
+const SLACK: u64 = 16;
+
 /// Nodes that anchors took, on all ranks of this process.
 static ANCHOR_NODES: AtomicU64 = AtomicU64::new(0);
 
@@ -98,14 +102,15 @@ impl Pass {
             // Node ids count the nodes of all ranks in this process: an upper bound of the depth
             // gained since the last anchor. A bad count costs time and memory, not correctness.
             let newest = nodes_so_far();
-            counted[group] = (newest.saturating_sub(self.newest_node) + 1).min(MAX_LEVELS);
+            let gained = newest.saturating_sub(self.newest_node);
+            counted[group] = (gained + SLACK).min(MAX_LEVELS);
             self.newest_node = newest;
         }
         for _ in 0..levels.used[group] {
             let deeper = Dispatch::deepen(self.deepest.clone().into_dispatch());
             self.deepest = Tensor::from_dispatch(deeper);
+            ANCHOR_NODES.fetch_add(1, Relaxed);
         }
-        ANCHOR_NODES.fetch_add(levels.used[group], Relaxed);
         self.anchors[group] = Some(self.deepest.clone());
         self.deepest.clone()
     }
