@@ -12,7 +12,8 @@ use crate::error::Error;
 /// What can be refused by looking at the options, so that it is said once; or ranks could not be
 /// started.
 pub fn launch(options: &Options, ranks: usize) -> Result<u8, Error> {
-    options.run()?.device()?;
+    // Not the device: a launcher that opened a GPU would keep memory of it.
+    options.run()?;
     let program = std::env::current_exe().map_err(Error::NoProgram)?;
     let mut job = burn_shard_launch::Options::new(program, ranks);
     job.args = without_launch(std::env::args_os().skip(1));

@@ -87,7 +87,7 @@ fn train_and_report(
         ));
     }
 
-    let progress = ranks.has_first().then(|| Progress::new(run.steps));
+    let progress = ranks.has_first().then(|| Progress::new(run.steps, ranks));
     let start = Instant::now();
     let job = Job {
         run,

@@ -42,7 +42,7 @@ pub struct Step {
     pub memory: MemoryReport,
 }
 
-/// A bar on a terminal, a line now and then elsewhere.
+/// A bar on a terminal of its own, a line now and then elsewhere.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -59,9 +59,10 @@ struct Shown {
 }
 
 impl Progress {
-    /// Starts counting.
-    pub fn new(steps: usize) -> Self {
-        let bar = io::stdout().is_terminal().then(|| {
+    /// Starts counting. No bar among processes: others print too, and mpirun calls a pipe a terminal.
+    pub fn new(steps: usize, ranks: &Ranks) -> Self {
+        let is_alone = matches!(ranks, Ranks::Threads(_));
+        let bar = (is_alone && io::stdout().is_terminal()).then(|| {
             let bar = ProgressBar::with_draw_target(
                 Some(steps as u64),
                 ProgressDrawTarget::stdout_with_hz(5),
