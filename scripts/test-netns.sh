@@ -26,12 +26,12 @@ trap finish EXIT
 export BURN_SHARD_TEST_NETNS="$first $second" BURN_SHARD_TEST_ADDRESSES='198.18.77.1 198.18.77.2'
 ip netns add "$first"
 ip netns add "$second"
-ip link add link netns "$first" type veth peer name link netns "$second"
+ip link add cable netns "$first" type veth peer name cable netns "$second"
 for host in "$first 198.18.77.1" "$second 198.18.77.2"; do
     read -r name address <<<"$host"
-    ip -n "$name" address add "$address/24" dev link
+    ip -n "$name" address add "$address/24" dev cable
     ip -n "$name" link set lo up
-    ip -n "$name" link set link up
+    ip -n "$name" link set cable up
 done
 
 cargo test -p burn-shard-comm --locked --test hosts -- --ignored "$@"

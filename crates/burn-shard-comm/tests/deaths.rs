@@ -99,7 +99,9 @@ fn a_rank_that_is_killed_at_any_moment_is_named_by_all_others() {
         thread::sleep(trial.after);
         ranks[trial.victim].kill();
         for (rank, end) in trial.end(ranks, SOON).1 {
-            let right = end.blamed() == Some(vec![trial.victim]);
+            let gone = format!("rank {} is gone without a word", trial.victim);
+            let told = end.failure().is_some_and(|failure| failure.contains(&gone));
+            let right = told && end.blamed() == Some(vec![trial.victim]);
             assert!(right, "{seed}: {trial:?}: rank {rank}: {}", end.output);
         }
     });

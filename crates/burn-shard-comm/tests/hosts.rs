@@ -26,7 +26,7 @@ fn this_program_can_be_a_rank() {
     programs::this_program_can_be_a_rank();
 }
 
-/// The namespaces, for one test at a time; each has an interface `link` with one of the addresses.
+/// The namespaces, for one test at a time; each has an interface `cable` with one of the addresses.
 struct Hosts {
     names: [String; 2],
     addresses: [String; 2],
@@ -56,7 +56,7 @@ impl Hosts {
     fn link(&self, state: &str) {
         for name in &self.names {
             let mut ip = Command::new("ip");
-            ip.args(["-n", name, "link", "set", "link", state]);
+            ip.args(["-n", name, "link", "set", "cable", state]);
             assert!(ip.status().unwrap().success(), "{ip:?}");
         }
     }
@@ -64,7 +64,7 @@ impl Hosts {
     /// Bytes that the first host has sent over the link.
     fn sent_bytes(&self) -> u64 {
         let mut cat = Command::new("ip");
-        let file = "/sys/class/net/link/statistics/tx_bytes";
+        let file = "/sys/class/net/cable/statistics/tx_bytes";
         cat.args(["netns", "exec", &self.names[0], "cat", file]);
         let output = String::from_utf8(cat.output().unwrap().stdout).unwrap();
         output.trim().parse().unwrap()

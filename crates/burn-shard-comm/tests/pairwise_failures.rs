@@ -157,21 +157,12 @@ fn whatever_becomes_of_a_rank_all_others_name_it_in_time() {
 }
 
 #[test]
-fn a_stopped_rank_is_noticed_in_time() {
-    // One that stops in the middle of a large collective may be taken for the rank that waits for it.
-    let (right, all) = (AtomicU64::new(0), AtomicU64::new(0));
+fn a_stopped_rank_is_named_by_all_others_and_not_one_that_waits_for_it() {
     let draw = |seed| Trial::draw(1000 + seed, Fate::Stalls);
     trials(40, draw, |trial, error| {
-        let cause = error.root_cause();
-        assert!(
-            matches!(cause, Error::Deadline { .. }),
-            "{trial:?}: {error}"
-        );
-        all.fetch_add(1, Ordering::Relaxed);
-        right.fetch_add(u64::from(names(error, trial.victim)), Ordering::Relaxed);
+        let late = matches!(error.root_cause(), Error::Deadline { .. });
+        assert!(late && names(error, trial.victim), "{trial:?}: {error}");
     });
-    let (right, all) = (right.into_inner(), all.into_inner());
-    assert!(right * 4 > all * 3, "{right} of {all} named the right one");
 }
 
 #[test]
