@@ -111,8 +111,8 @@ fn a_rank_that_is_killed_at_any_moment_is_named_by_all_others() {
 fn a_rank_that_is_killed_while_ranks_meet_is_named_by_all_others() {
     // One that never comes is missed at the deadline, so this has to be met.
     let timeout = Duration::from_secs(8);
-    trials(8, 8, |seed| {
-        let trial = Trial::draw(1000 + seed, Duration::from_millis(300));
+    trials(24, 12, |seed| {
+        let trial = Trial::draw(1000 + seed, Duration::from_millis(30));
         let job = Job {
             timeout,
             ..trial.job()
@@ -130,7 +130,7 @@ fn a_rank_that_is_killed_while_ranks_meet_is_named_by_all_others() {
 #[test]
 fn a_rank_that_is_stopped_is_named_by_all_others_and_fails_when_it_goes_on() {
     let timeout = Duration::from_secs(6);
-    trials(8, 4, |seed| {
+    trials(16, 8, |seed| {
         let trial = Trial::draw(2000 + seed, Duration::from_millis(60));
         let job = Job {
             timeout,
