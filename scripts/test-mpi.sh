@@ -28,7 +28,8 @@ fi
 # The example trains to the same losses, to the last bit, with MPI and with threads.
 example() {
     local scratch strategy program=("${CARGO_TARGET_DIR:-target}/debug/bert-large")
-    cargo build -p bert-large --features mpi --locked
+    # As the other tests build it, so that Burn is not built again.
+    cargo test --no-run --locked --features bert-large/mpi --test program
     scratch=$(mktemp -d)
     # shellcheck disable=SC2064 # the folder of now
     trap "rm -rf '$scratch'" EXIT
