@@ -63,12 +63,9 @@ impl<M: Module> ShardedModule<M> {
     ///
     /// On every rank, before anything is sent: a parameter reachable by two paths, or with a
     /// reparameterization of its own; a dtype that cannot be communicated; parameters on several
-    /// devices; no parameters; modules that differ between ranks ([`Error::PlanMismatch`]).
+    /// devices, or on a backend this build has not ([`Error::UnsupportedBackend`]); no parameters;
+    /// modules that differ between ranks ([`Error::PlanMismatch`]).
     /// After that only failures of the communicator, or [`Error::DTypeChanged`].
-    ///
-    /// # Panics
-    ///
-    /// If the module is not on the `flex` backend, the only one so far.
     pub fn new(
         module: M,
         config: impl Into<ShardConfig>,
@@ -92,7 +89,8 @@ impl<M: Module> ShardedModule<M> {
 
     /// Model-state bytes on this rank, by kind, counted as they live.
     ///
-    /// Gradients that an all-reduce left in Burn's own tensors count until they are reduced.
+    /// Gradients that an all-reduce left in Burn's own tensors count until they are reduced. Of a module
+    /// on a CubeCL device, only what passes through host memory is counted: its allocator is Burn's.
     #[must_use]
     pub fn memory(&self) -> MemoryReport {
         self.engine.ledger.report()
