@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests of whole models on wgpu, on a GPU or on Mesa's software Vulkan. Installs the latter by apt if
+# Lints of what is compiled for devices, and tests of whole models on wgpu, on a GPU or on Mesa's software Vulkan. Installs the latter by apt if
 # there is no Vulkan driver at all.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
@@ -14,4 +14,8 @@ if ! compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null && ! compgen -G '/et
     "${apt[@]}" update
     DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends mesa-vulkan-drivers
 fi
+# With CUDA's code, which compiles without CUDA (but not without LLVM, which CubeCL's build fetches or
+# scripts/setup-llvm.sh installs).
+cargo clippy --locked --profile gpu-ci -p burn-shard -p bert-large --features bert-large/cuda,bert-large/wgpu \
+    --all-targets -- -D warnings
 cargo test --locked --profile gpu-ci -p burn-shard --features wgpu --test wgpu

@@ -50,7 +50,7 @@ impl Accelerator {
         DeviceFlat {
             handle: self.client.create_from_slice(bytes),
             len: bytes.len(),
-            accelerator: self.clone(),
+            accelerator: Box::new(self.clone()),
         }
     }
 
@@ -62,7 +62,7 @@ impl Accelerator {
 /// A flat buffer on a device. Clones share it.
 #[derive(Clone)]
 pub(crate) struct DeviceFlat {
-    accelerator: Accelerator,
+    accelerator: Box<Accelerator>,
     handle: Handle,
     /// In bytes.
     len: usize,
@@ -98,7 +98,7 @@ impl DeviceFlat {
             self.len
         );
         let handle = self.handle.clone().offset_start(start as u64);
-        DeviceTensor(CubeTensor::new_contiguous(
+        DeviceTensor::from(CubeTensor::new_contiguous(
             self.accelerator.client.clone(),
             self.accelerator.device.clone(),
             Shape::from(shape.to_vec()),
@@ -191,7 +191,13 @@ fn kernel_dtype(dtype: DType) -> Option<Dtype> {
 
 /// A contiguous tensor on a device. Clones share its memory.
 #[derive(Clone, Debug)]
-pub(crate) struct DeviceTensor(CubeTensor);
+pub(crate) struct DeviceTensor(Box<CubeTensor>);
+
+impl From<CubeTensor> for DeviceTensor {
+    fn from(tensor: CubeTensor) -> Self {
+        Self(Box::new(tensor))
+    }
+}
 
 impl DeviceTensor {
     pub(crate) fn dtype(&self) -> DType {
@@ -211,7 +217,7 @@ impl DeviceTensor {
         handle.offset_start = None;
         handle.offset_end = None;
         is_view.then(|| DeviceFlat {
-            accelerator: Accelerator::new(&self.0.device),
+            accelerator: Box::new(Accelerator::new(&self.0.device)),
             handle,
             len: flat_len * size,
         })
@@ -225,9 +231,9 @@ impl DeviceTensor {
             device,
             dtype,
             ..
-        } = self.0;
+        } = *self.0;
         let shape = Shape::from(shape.to_vec());
-        Self(CubeTensor::new_contiguous(
+        Self::from(CubeTensor::new_contiguous(
             client, device, shape, handle, dtype,
         ))
     }
@@ -242,7 +248,7 @@ impl DeviceTensor {
             .handle
             .clone()
             .offset_start((range.start * size) as u64);
-        Self(CubeTensor::new_contiguous(
+        Self::from(CubeTensor::new_contiguous(
             self.0.client.clone(),
             self.0.device.clone(),
             Shape::from(vec![range.len()]),
@@ -271,12 +277,12 @@ impl DeviceTensor {
 
 impl FlatBackend for CubeBackend {
     fn to_flat(tensor: CubeTensor) -> FlatTensor {
-        FlatTensor::Device(DeviceTensor(into_contiguous(tensor)))
+        FlatTensor::Device(DeviceTensor::from(into_contiguous(tensor)))
     }
 
     fn from_flat(tensor: FlatTensor) -> CubeTensor {
         match tensor {
-            FlatTensor::Device(tensor) => tensor.0,
+            FlatTensor::Device(tensor) => *tensor.0,
             FlatTensor::Host(_) => unreachable!("a tensor of this backend is on a device"),
         }
     }
@@ -290,5 +296,5 @@ pub(crate) fn to_flat<const D: usize>(tensor: Tensor<D>) -> FlatTensor {
 
 /// See [`crate::flat::from_flat`].
 pub(crate) fn from_flat<const D: usize>(tensor: DeviceTensor) -> Tensor<D> {
-    Tensor::from_primitive::<CubeBackend>(tensor.0)
+    Tensor::from_primitive::<CubeBackend>(*tensor.0)
 }

@@ -113,6 +113,7 @@ impl Backend {
             index,
             reason,
         };
+        #[cfg(not(all(feature = "wgpu", feature = "cuda")))]
         let missing = |feature: &str| {
             refused(format!(
                 "this program was built without it (add --features {feature})"
