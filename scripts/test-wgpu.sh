@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Lints of what is compiled for devices, and tests of whole models on wgpu, on a GPU or on Mesa's software Vulkan. Installs the latter by apt if
-# there is no Vulkan driver at all.
+# Lints of what is compiled for devices, and tests of whole models on wgpu: on a GPU, or on Mesa's software
+# Vulkan, which is installed by apt if there is no Vulkan driver at all.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
