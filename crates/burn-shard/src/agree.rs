@@ -70,18 +70,11 @@ fn fnv1a(lines: &[String]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use burn_shard_comm::DType;
-
     use super::*;
     use crate::{ParamSpec, ShardingStrategy};
 
     fn spec(path: &str, numel: usize) -> ParamSpec {
-        ParamSpec {
-            path: path.into(),
-            shape: vec![numel],
-            dtype: DType::F32,
-            trainable: true,
-        }
+        ParamSpec::f32(path, &[numel])
     }
 
     #[test]

@@ -10,7 +10,6 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use crate::attach::Path;
 use crate::engine::Engine;
 use crate::flat::{Flat, FlatTensor, from_flat, to_flat};
-use crate::host::HostTensor;
 use crate::layout::MemberLayout;
 use crate::memory::MemoryKind;
 use crate::plan::Group;
@@ -244,7 +243,7 @@ fn pack_group(engine: &Engine, group: &Group, detached: &[Detached]) -> Flat {
             engine.rank(),
             engine.plan.params[index].path,
         );
-        let tensor: HostTensor = tensor.clone().into_host();
+        let tensor = tensor.clone().into_host();
         buffer.bytes_mut()[offset * size..(offset + numel) * size]
             .copy_from_slice(tensor.as_bytes());
     }

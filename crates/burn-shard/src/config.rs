@@ -22,8 +22,8 @@ impl ShardConfig {
 
     /// Sets the most bytes of parameters that share one collective. Larger groups mean fewer
     /// collectives; under [`ShardingStrategy::Full`] about two of them are unsharded at a time.
-    /// A parameter that is larger by itself is a group of its own; those of at most 1/400 of the cap
-    /// share a group that stays unsharded for the whole pass.
+    /// A parameter that is larger by itself is a group of its own; which ones are too
+    /// small to be sharded at all, see [`ShardingStrategy::Full`].
     #[must_use]
     pub fn with_group_cap_bytes(mut self, group_cap_bytes: usize) -> Self {
         self.group_cap_bytes = group_cap_bytes;

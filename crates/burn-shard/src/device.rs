@@ -57,6 +57,15 @@ impl Accelerator {
     pub(crate) fn zeros(&self, len: usize) -> DeviceFlat {
         self.upload(&vec![0; len])
     }
+
+    /// A buffer with anything in it.
+    pub(crate) fn empty(&self, len: usize) -> DeviceFlat {
+        DeviceFlat {
+            handle: self.client.empty(len),
+            len,
+            accelerator: Box::new(self.clone()),
+        }
+    }
 }
 
 /// A flat buffer on a device. Clones share it.
@@ -143,6 +152,7 @@ impl DeviceFlat {
         tensors: &[(usize, DeviceTensor)],
     ) -> Result<(), Error> {
         let client = &self.accelerator.client;
+        let flat = self.buffer(dtype)?;
         let mut sources = Vec::new();
         let mut slots = Vec::new();
         for (index, (offset, tensor)) in tensors.iter().enumerate() {
@@ -150,7 +160,6 @@ impl DeviceFlat {
             if numel == 0 {
                 continue;
             }
-            let flat = self.buffer(dtype)?;
             let handle = &tensor.0.handle;
             sources.push(StridedTensor::new(
                 client,
@@ -166,7 +175,6 @@ impl DeviceFlat {
             });
         }
         let strategy = Strategy::fastest(client);
-        let flat = self.buffer(dtype)?;
         pack(client, &sources, &flat, &slots, 1.0, strategy)?;
         Ok(())
     }

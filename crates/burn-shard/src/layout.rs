@@ -25,6 +25,17 @@ pub struct ParamSpec {
 }
 
 impl ParamSpec {
+    /// A trainable `f32` parameter.
+    #[cfg(test)]
+    pub(crate) fn f32(path: &str, shape: &[usize]) -> Self {
+        Self {
+            path: path.into(),
+            shape: shape.to_vec(),
+            dtype: DType::F32,
+            trainable: true,
+        }
+    }
+
     /// Number of elements. The plan has checked that it does not overflow.
     #[must_use]
     pub fn numel(&self) -> usize {
@@ -174,12 +185,7 @@ mod tests {
 
     #[test]
     fn a_shard_keeps_the_rank_of_its_tensor() {
-        let spec = |shape: &[usize]| ParamSpec {
-            path: "p".into(),
-            shape: shape.to_vec(),
-            dtype: DType::F32,
-            trainable: true,
-        };
+        let spec = |shape: &[usize]| ParamSpec::f32("p", shape);
         assert_eq!(spec(&[7, 15]).shard_shape(2), [53, 1]);
         assert_eq!(spec(&[1]).shard_shape(4), [1]);
         assert_eq!(spec(&[0, 3]).shard_shape(4), [0, 1]);

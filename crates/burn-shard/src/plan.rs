@@ -242,12 +242,7 @@ mod tests {
     use super::*;
 
     fn spec(path: &str, numel: usize) -> ParamSpec {
-        ParamSpec {
-            path: path.into(),
-            shape: vec![numel],
-            dtype: DType::F32,
-            trainable: true,
-        }
+        ParamSpec::f32(path, &[numel])
     }
 
     fn paths(plan: &Plan) -> Vec<Vec<&str>> {

@@ -4,16 +4,19 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::config::Config;
-use burn::grad_clipping::GradientClippingConfig;
+use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
 use burn::module::ParamGroup;
 use burn::optim::{
     AdaGrad, AdaGradConfig, Adam, AdamConfig, AdamW, AdamWConfig, Adan, AdanConfig, DynOptimizer,
     Lion, LionConfig, Optimizer, RmsProp, RmsPropConfig, Sgd, SgdConfig,
 };
+use burn::tensor::Tensor;
 use burn_shard_kernels::{AdamHyper, MomentumHyper, SgdHyper, WeightDecay};
 use serde_json::Value;
 
+use super::state::ParamState;
 use crate::Error;
+use crate::flat::{FlatTensor, from_flat, to_flat};
 
 /// Configuration of an optimizer whose step of an element depends on nothing but that element's
 /// parameter, gradient and state, so that a step on shards equals a step on the whole.
@@ -98,6 +101,28 @@ pub(super) enum Fused {
 }
 
 impl Method {
+    /// Burn's own step of one-dimensional tensors, clipping included.
+    pub(super) fn step_stock(
+        &self,
+        lr: f64,
+        param: FlatTensor,
+        gradient: FlatTensor,
+        state: &mut ParamState,
+    ) -> FlatTensor {
+        let gradient = from_flat::<1>(gradient);
+        let gradient = match self.clip_value {
+            Some(threshold) => GradientClipping::Value(threshold).clip_gradient(gradient),
+            None => gradient,
+        };
+        let param = from_flat::<1>(param).into_bridge();
+        let stock = state.stock.take().map(|(_, stock)| stock);
+        let (param, stock) = self
+            .stock
+            .step_dyn(1, lr, param, gradient.into_bridge(), stock);
+        state.stock = stock.map(|stock| (Arc::clone(&self.stock), stock));
+        to_flat(Tensor::<1>::from_bridge(param))
+    }
+
     pub(super) fn new<C: ElementwiseConfig>(group: ParamGroup, config: &C) -> Result<Self, Error> {
         // Burn keeps most fields of its configurations private, but serializes all of them.
         let fields = serde_json::to_value(config)?;

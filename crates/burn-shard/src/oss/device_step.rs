@@ -7,10 +7,8 @@
 //! parameters are stored whole but stepped in part, this rank's part is copied out first.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use burn::grad_clipping::GradientClipping;
-use burn::tensor::Tensor;
 use burn_shard_comm::DType;
 use burn_shard_kernels::cube::{
     AdamBuffers, SgdBuffers, StepControl, adam_step, adamw_step, sgd_step,
@@ -22,7 +20,7 @@ use super::step::{GroupStep, Job, Owned};
 use crate::Error;
 use crate::device::{DeviceFlat, DeviceTensor};
 use crate::flat::{Flat, FlatTensor, from_flat, to_flat};
-use crate::plan::Group;
+use crate::memory::MemoryKind;
 
 /// Steps the members `stepped` of a group, and gathers them.
 pub(super) fn run(
@@ -50,10 +48,10 @@ pub(super) fn run(
             .expect("only parameters with a gradient are stepped");
         let (method, lr) = step.method(index, &job);
         let owned = Owned::of(engine, index);
-        let gradient = clipped(job.gradient, method).part(owned.gradient);
         let param_state = &mut state.params[index];
         match method.fused {
             Some(fused) if group.dtype == DType::F32 => {
+                let gradient = clipped(job.gradient, method).part(owned.gradient);
                 gradients.push((owned.moments.start, gradient));
                 param_state.time += 1;
                 param_state.fused = Some(fused);
@@ -64,19 +62,15 @@ pub(super) fn run(
                     time: param_state.time,
                 });
             }
-            _ => stock(
-                method,
-                lr,
-                &params,
-                group,
-                owned.moments,
-                gradient,
-                param_state,
-            )?,
+            _ => {
+                let gradient = job.gradient.into_device().part(owned.gradient);
+                stock(method, lr, &params, owned.moments, gradient, param_state)?;
+            }
         }
     }
     if !runs.is_empty() {
-        let grads = params.accelerator().zeros(params.len_bytes());
+        // What no parameter fills is not read.
+        let grads = params.accelerator().empty(params.len_bytes());
         grads.pack(group.dtype, &gradients)?;
         for run in merged(runs) {
             launch(step, state, &params, &grads, &run)?;
@@ -84,9 +78,14 @@ pub(super) fn run(
     }
     if gathers {
         let shards = Flat::Device(params).to_host();
-        let mut full = flat.download();
-        step.all_gather(&shards, &mut full, stepped)?;
-        *flat = flat.accelerator().upload(&full);
+        let mut full = engine.pool.zeros(MemoryKind::Staging, flat.len_bytes());
+        if stepped.len() < group.members.len() {
+            // The others keep their values.
+            full.bytes_mut()
+                .copy_from_slice(&flat.download()[..flat.len_bytes()]);
+        }
+        step.all_gather(&shards, full.bytes_mut(), stepped)?;
+        *flat = flat.accelerator().upload(full.bytes());
     }
     Ok(())
 }
@@ -126,10 +125,10 @@ fn launch(
     let bytes = moment_bytes(engine, step.group);
     let moments = &mut state.groups[step.group];
     let (param, grad) = (params.buffer(DType::F32)?, grads.buffer(DType::F32)?);
-    let first = moments.first_on_device(engine, bytes).buffer(DType::F32)?;
     let control = StepControl::default();
     match run.fused {
         Fused::Adam(hyper) | Fused::AdamW(hyper) => {
+            let first = moments.first_on_device(engine, bytes).buffer(DType::F32)?;
             let second = moments.second_on_device(engine, bytes).buffer(DType::F32)?;
             let buffers = AdamBuffers {
                 param: &param,
@@ -147,10 +146,14 @@ fn launch(
             step(client, &buffers, &control, &run.elements, time, lr, &hyper)?;
         }
         Fused::Sgd(hyper) => {
+            let velocity = hyper
+                .momentum
+                .map(|_| moments.first_on_device(engine, bytes).buffer(DType::F32))
+                .transpose()?;
             let buffers = SgdBuffers {
                 param: &param,
                 grad: &grad,
-                velocity: hyper.momentum.is_some().then_some(&first),
+                velocity: velocity.as_ref(),
                 copy: None,
             };
             let (time, lr) = (run.time, run.lr);
@@ -165,7 +168,6 @@ fn stock(
     method: &Method,
     lr: f64,
     params: &DeviceFlat,
-    group: &Group,
     elements: Range<usize>,
     gradient: DeviceTensor,
     state: &mut ParamState,
@@ -176,22 +178,13 @@ fn stock(
         return Ok(());
     }
     // A part may begin where Burn's kernels cannot: copied, it is a buffer of its own.
-    let own = params
-        .accelerator()
-        .zeros(gradient.numel() * gradient.dtype().size_bytes());
-    let shape = [gradient.numel()];
-    own.pack(group.dtype, &[(0, gradient)])?;
-    let gradient = FlatTensor::Device(own.view(0, &shape, group.dtype));
-    let param = FlatTensor::Device(params.view(elements.start, &[elements.len()], group.dtype));
-    let (param, gradient) = (from_flat::<1>(param), from_flat::<1>(gradient));
-    let stock = state.stock.take().map(|(_, stock)| stock);
-    let (param, stock) =
-        method
-            .stock
-            .step_dyn(1, lr, param.into_bridge(), gradient.into_bridge(), stock);
-    state.stock = stock.map(|stock| (Arc::clone(&method.stock), stock));
-    let stepped = to_flat(Tensor::<1>::from_bridge(param)).into_device();
-    params.pack(group.dtype, &[(elements.start, stepped)])
+    let (dtype, shape) = (gradient.dtype(), [gradient.numel()]);
+    let own = params.accelerator().empty(shape[0] * dtype.size_bytes());
+    own.pack(dtype, &[(0, gradient)])?;
+    let gradient = FlatTensor::Device(own.view(0, &shape, dtype));
+    let param = FlatTensor::Device(params.view(elements.start, &shape, dtype));
+    let stepped = method.step_stock(lr, param, gradient, state);
+    params.pack(dtype, &[(elements.start, stepped.into_device())])
 }
 
 /// The gradient, clipped by value if the method says so.

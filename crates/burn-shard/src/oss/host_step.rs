@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::grad_clipping::GradientClipping;
-use burn::tensor::{Bytes, Tensor};
+use burn::tensor::Bytes;
 use burn_shard_comm::DType;
 use burn_shard_kernels::{adam_step, adamw_step, sgd_step};
 
@@ -12,7 +11,7 @@ use super::state::{Moments, ParamState, State, moment_bytes};
 use super::step::{GroupStep, Job, Owned};
 use crate::Error;
 use crate::bind::stored_len;
-use crate::flat::{FlatTensor, from_flat, to_flat};
+use crate::flat::FlatTensor;
 use crate::host::HostTensor;
 use crate::memory::MemoryKind;
 
@@ -43,21 +42,16 @@ pub(super) fn run(
         let gradient = job.gradient.into_host();
         let param_state = &mut state.params[index];
         let moments = &mut state.groups[step.group];
+        let one = OneStep {
+            owned,
+            gradient,
+            lr,
+        };
         match method.fused {
-            Some(fused) if gradient.dtype() == DType::F32 => {
-                let one = OneStep {
-                    owned,
-                    gradient,
-                    lr,
-                };
+            Some(fused) if group.dtype == DType::F32 => {
                 one.fused(step, method, fused, bytes, param_state, moments)?;
             }
-            _ => OneStep {
-                owned,
-                gradient,
-                lr,
-            }
-            .stock(method, bytes, param_state),
+            _ => one.stock(method, bytes, param_state),
         }
     }
     if group.strategy.gathers_after_step() {
@@ -153,19 +147,10 @@ impl OneStep {
         let range = owned.stored.start * size..owned.stored.end * size;
         let param = HostTensor::copied(&bytes[range.clone()], dtype);
         let gradient = &gradient.as_bytes()[owned.gradient.start * size..owned.gradient.end * size];
-        let gradient = from_flat::<1>(FlatTensor::Host(HostTensor::copied(gradient, dtype)));
-        let gradient = match method.clip_value {
-            Some(threshold) => GradientClipping::Value(threshold).clip_gradient(gradient),
-            None => gradient,
-        };
-        let param = from_flat::<1>(FlatTensor::Host(param)).into_bridge();
-        let stock = state.stock.take().map(|(_, stock)| stock);
-        let (param, stock) = method
-            .stock
-            .step_dyn(1, lr, param, gradient.into_bridge(), stock);
-        state.stock = stock.map(|stock| (Arc::clone(&method.stock), stock));
-        let param = to_flat(Tensor::<1>::from_bridge(param)).into_host();
-        bytes[range].copy_from_slice(param.as_bytes());
+        let gradient = HostTensor::copied(gradient, dtype);
+        let (param, gradient) = (FlatTensor::Host(param), FlatTensor::Host(gradient));
+        let param = method.step_stock(lr, param, gradient, state);
+        bytes[range].copy_from_slice(param.into_host().as_bytes());
     }
 }
 
