@@ -15,14 +15,7 @@ missing() {
 
 mapfile -t packages < <(missing)
 if ((${#packages[@]})); then
-    if ! command -v apt-get >/dev/null; then
-        echo "missing: ${packages[*]} (Debian's names; there is no apt-get here)" >&2
-        exit 1
-    fi
-    apt=(apt-get -o DPkg::Lock::Timeout=600)
-    ((EUID == 0)) || apt=(sudo "${apt[@]}")
-    "${apt[@]}" update
-    DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends "${packages[@]}"
+    scripts/apt.sh "${packages[@]}"
 fi
 
 # The example trains to the same losses, to the last bit, with MPI and with threads.

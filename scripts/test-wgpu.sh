@@ -5,14 +5,7 @@ set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
 if ! compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null && ! compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null; then
-    if ! command -v apt-get >/dev/null; then
-        echo "no Vulkan driver in /usr/share/vulkan/icd.d, and no apt-get to install Mesa's with" >&2
-        exit 1
-    fi
-    apt=(apt-get -o DPkg::Lock::Timeout=600)
-    ((EUID == 0)) || apt=(sudo "${apt[@]}")
-    "${apt[@]}" update
-    DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends mesa-vulkan-drivers
+    scripts/apt.sh mesa-vulkan-drivers
 fi
 # With CUDA's code, which compiles without CUDA (but not without LLVM, which CubeCL's build fetches or
 # scripts/setup-llvm.sh installs).
