@@ -6,8 +6,9 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::buffer::{Dtype, FlatBuffer, StepControl, check_devices, check_disjoint, optional_arg};
+use super::buffer::{Dtype, FlatBuffer, StepControl, optional_arg};
 use super::geometry::{Geometry, Walk};
+use super::step::{check_step, grad_scale, rounded, skipped};
 use crate::adam::{AdamHyper, AdamScalars, AdamWScalars};
 use crate::error::{Error, check_numel};
 
@@ -30,8 +31,8 @@ pub struct AdamBuffers<'a> {
 /// Makes one step of [`crate::adam_step`] on the elements of `ranges`, on the device.
 ///
 /// Elements outside of all ranges are neither read nor written: the ranges are those of the
-/// parameters that have a gradient. There is no `amsgrad`, as on the host path. One launch per range; ranges that start and end at multiples of
-/// 16 elements run at full speed.
+/// parameters that have a gradient. There is no `amsgrad`, as on the host path. One launch per range;
+/// ranges that start and end at multiples of 16 elements run at full speed.
 ///
 /// # Ordering
 ///
@@ -189,45 +190,14 @@ fn check(
             found: buffers.moment_2.dtype().name(),
         });
     }
-    let mut written = vec![
+    let written = vec![
         ("param", buffers.param),
         ("moment_1", buffers.moment_1),
         ("moment_2", buffers.moment_2),
     ];
-    if let Some(copy) = buffers.copy {
-        check_numel("copy", copy.numel(), numel)?;
-        written.push(("copy", copy));
-    }
-    control.check()?;
-    let read: Vec<_> = std::iter::once(("grad", buffers.grad))
-        .chain(control.named())
-        .collect();
-    check_devices(
-        client,
-        written.iter().chain(&read).map(|(_, buffer)| *buffer),
-    )?;
-    check_disjoint(&written, &read)?;
-    check_ranges(ranges, numel)?;
+    check_step(client, written, buffers.grad, buffers.copy, control, ranges)?;
     let copy = buffers.copy.map_or(Dtype::F32, FlatBuffer::dtype);
     Ok((moment, copy))
-}
-
-/// Checks that `ranges` lie in `numel` elements, in order, without sharing any.
-pub(super) fn check_ranges(ranges: &[Range<usize>], numel: usize) -> Result<(), Error> {
-    let mut previous_end = 0;
-    for &Range { start, end } in ranges {
-        if start > end || end > numel {
-            return Err(Error::RangeOutOfBounds { start, end, numel });
-        }
-        if start < previous_end {
-            return Err(Error::RangesOverlap {
-                start,
-                previous_end,
-            });
-        }
-        previous_end = end;
-    }
-    Ok(())
 }
 
 /// What a kernel is compiled for, rather than branching on it at each element.
@@ -312,40 +282,4 @@ pub(crate) fn adam_kernel<G: Float, M: Float, C: Float, N: Size>(
             copy[i] = Vector::cast_from(p);
         }
     }
-}
-
-/// A product that is not to be contracted with the sum it goes into.
-///
-/// CubeCL makes one fused operation of every product that only a sum uses. A step would then round
-/// where Burn does not; bits that pass through an integer are out of its sight. LLVM folds the two
-/// casts again: they cost nothing, and for CUDA, where LLVM contracts too, change nothing.
-#[cube]
-pub(super) fn rounded<N: Size>(product: Vector<f32, N>) -> Vector<f32, N> {
-    Vector::<f32, N>::reinterpret(Vector::<u32, N>::reinterpret(product))
-}
-
-/// What a gradient is multiplied with.
-#[cube]
-pub(super) fn grad_scale(clip: ComptimeOption<&[f32]>, loss_scale: ComptimeOption<&[f32]>) -> f32 {
-    let mut scale = 1.0f32;
-    #[comptime]
-    if let ComptimeOption::Some(clip) = clip {
-        scale = clip[0];
-    }
-    #[comptime]
-    if let ComptimeOption::Some(loss_scale) = loss_scale {
-        scale /= loss_scale[0];
-    }
-    scale
-}
-
-/// Whether a step is not to happen.
-#[cube]
-pub(super) fn skipped(found_inf: ComptimeOption<&[f32]>) -> bool {
-    let mut found = 0.0f32;
-    #[comptime]
-    if let ComptimeOption::Some(found_inf) = found_inf {
-        found = found_inf[0];
-    }
-    found != 0.0f32
 }

@@ -26,6 +26,7 @@ mod geometry;
 mod norm;
 mod pack;
 mod sgd;
+mod step;
 
 #[cfg(feature = "ptx")]
 pub mod ptx;

@@ -6,9 +6,9 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::adam::{check_ranges, grad_scale, rounded, skipped};
-use super::buffer::{Dtype, FlatBuffer, StepControl, check_devices, check_disjoint, optional_arg};
+use super::buffer::{Dtype, FlatBuffer, StepControl, optional_arg};
 use super::geometry::{Geometry, Walk};
+use super::step::{check_step, grad_scale, rounded, skipped};
 use crate::error::{Error, check_numel};
 use crate::sgd::{SgdHyper, SgdScalars};
 
@@ -115,20 +115,7 @@ fn check(
             });
         }
     }
-    if let Some(copy) = buffers.copy {
-        check_numel("copy", copy.numel(), numel)?;
-        written.push(("copy", copy));
-    }
-    control.check()?;
-    let read: Vec<_> = std::iter::once(("grad", buffers.grad))
-        .chain(control.named())
-        .collect();
-    check_devices(
-        client,
-        written.iter().chain(&read).map(|(_, buffer)| *buffer),
-    )?;
-    check_disjoint(&written, &read)?;
-    check_ranges(ranges, numel)
+    check_step(client, written, buffers.grad, buffers.copy, control, ranges)
 }
 
 /// What a kernel is compiled for, rather than branching on it at each element.
