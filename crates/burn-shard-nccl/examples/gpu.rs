@@ -115,7 +115,7 @@ fn spawn(world_size: usize, f: impl Fn(&ProcessGroup) + Sync) -> Result<(), Erro
 
 /// Runs a property where it fits this many ranks.
 struct Ranks {
-    library: Library,
+    under: Library,
     world_size: usize,
     /// How often a property had ranks to run on.
     runs: Cell<usize>,
@@ -127,7 +127,7 @@ impl Launcher for Ranks {
             return;
         }
         self.runs.set(self.runs.get() + 1);
-        let library = self.library;
+        let library = self.under;
         let result = spawn(world_size, |control| f(join(control, library).0));
         if let Err(error) = result {
             panic!("{error}");
@@ -137,7 +137,7 @@ impl Launcher for Ranks {
 
 fn conformance(library: Library, world_size: usize) -> ExitCode {
     let ranks = Ranks {
-        library,
+        under: library,
         world_size,
         runs: Cell::new(0),
     };
@@ -402,7 +402,7 @@ mod plain {
                 let nccl = Nccl::open().unwrap_or_else(|error| panic!("{error}"));
                 // SAFETY: the header's type.
                 let get = unsafe {
-                    nccl.library()
+                    nccl.loaded()
                         .get::<unsafe extern "C" fn(*mut Id) -> c_int>("ncclGetUniqueId")
                 };
                 // SAFETY: fills the id.
@@ -442,7 +442,7 @@ mod plain {
         pub(crate) fn new(nccl: &Arc<Nccl>, id: Id, rank: usize, world_size: usize) -> Self {
             type Init = unsafe extern "C" fn(*mut *mut c_void, c_int, Id, c_int) -> c_int;
             // SAFETY: the header's type.
-            let init = unsafe { nccl.library().get::<Init>("ncclCommInitRank") };
+            let init = unsafe { nccl.loaded().get::<Init>("ncclCommInitRank") };
             let mut comm = ptr::null_mut();
             let (ranks, rank) = (
                 c_int::try_from(world_size).unwrap(),
@@ -467,7 +467,7 @@ mod plain {
             });
             let stream = ptr::with_exposed_provenance_mut(usize::try_from(stream).unwrap());
             let own = numel / self.world_size;
-            let library = self.nccl.library();
+            let library = self.nccl.loaded();
             let code = if name == "all_gather" {
                 // SAFETY: the header's type.
                 let call = unsafe { library.get::<Gather>("ncclAllGather") }.unwrap();

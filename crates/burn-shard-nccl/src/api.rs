@@ -70,7 +70,7 @@ macro_rules! api {
         /// Pointers into a loaded library, which stays loaded: NCCL starts threads of its own.
         pub(crate) struct Api {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
-            library: ManuallyDrop<Library>,
+            loaded: ManuallyDrop<Library>,
         }
 
         impl Api {
@@ -87,7 +87,7 @@ macro_rules! api {
                         let symbol = unsafe { library.get($symbol.as_bytes()) };
                         *symbol.map_err(|_| missing($symbol))?
                     },)*
-                    library: ManuallyDrop::new(library),
+                    loaded: ManuallyDrop::new(library),
                 })
             }
         }
@@ -119,7 +119,7 @@ api! {
 
 impl Api {
     /// The library itself, for functions that only a test double has.
-    pub(crate) fn library(&self) -> &Library {
-        &self.library
+    pub(crate) fn loaded(&self) -> &Library {
+        &self.loaded
     }
 }

@@ -45,13 +45,8 @@ impl Communicator for NcclCommunicator {
         let from = from.and(on_device(shared.device()));
         let size_bytes = input.dtype().size_bytes();
         let before = |stage: &mut Stage| {
-            let numels = call
-                .numels
-                .iter()
-                .enumerate()
-                .filter(|(_, numel)| **numel > 0);
-            numels
-                .map(|(segment, &numel)| {
+            filled(&call)
+                .map(|(segment, numel)| {
                     let shard_bytes = shard_numel(numel, world_size) * size_bytes;
                     let send = stage.input(&*shared, from, segment, shard_bytes, Width::Same)?;
                     let address = to.and_then(|to| to.addresses()[segment]);
@@ -118,13 +113,8 @@ impl Communicator for NcclCommunicator {
         let shared = input.clone();
         let from = shared.as_ref().and_then(|input| on_device(input.device()));
         let before = |stage: &mut Stage| {
-            let numels = call
-                .numels
-                .iter()
-                .enumerate()
-                .filter(|(_, numel)| **numel > 0);
-            numels
-                .map(|(segment, &numel)| {
+            filled(&call)
+                .map(|(segment, numel)| {
                     let bytes = numel * size_bytes;
                     let address = to.and_then(|to| to.addresses()[segment]);
                     let own = match &shared {
@@ -211,13 +201,8 @@ impl NcclCommunicator {
         let shared = Arc::clone(&input);
         let device = on_device(shared.device());
         let before = |stage: &mut Stage| {
-            let numels = call
-                .numels
-                .iter()
-                .enumerate()
-                .filter(|(_, numel)| **numel > 0);
-            numels
-                .map(|(segment, &numel)| {
+            filled(&call)
+                .map(|(segment, numel)| {
                     let bytes = width.bytes(numel * dtype.size_bytes());
                     let shard = width.bytes(shard_numel(numel, world_size) * dtype.size_bytes());
                     let send_bytes = if scattered { shard * world_size } else { bytes };
@@ -248,6 +233,12 @@ impl NcclCommunicator {
             caller, call, width, in_flight, launches,
         )))
     }
+}
+
+/// Number and elements of the segments that have any: there is nothing to launch for others.
+fn filled(call: &Call) -> impl Iterator<Item = (usize, usize)> + '_ {
+    let numels = call.numels.iter().copied().enumerate();
+    numels.filter(|&(_, numel)| numel > 0)
 }
 
 /// The 32-bit integers that stand for 16-bit ones.

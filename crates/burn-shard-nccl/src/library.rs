@@ -113,8 +113,8 @@ impl Nccl {
 
     /// The loaded library.
     #[must_use]
-    pub fn library(&self) -> &Library {
-        self.api.library()
+    pub fn loaded(&self) -> &Library {
+        self.api.loaded()
     }
 
     /// The name under which the ranks of one communicator find each other.

@@ -88,7 +88,7 @@ pub fn inject(rank: usize, op: u64, fault: Fault) {
     // SAFETY: the type is that in `exports.rs`.
     let symbol = unsafe {
         double
-            .library()
+            .loaded()
             .get::<unsafe extern "C" fn(i32, u64, i32)>("nccl_double_inject")
     };
     let symbol = symbol.expect("the double should have what the double exports");
@@ -107,7 +107,7 @@ pub fn alive() -> usize {
     // SAFETY: the type is that in `exports.rs`.
     let symbol = unsafe {
         double
-            .library()
+            .loaded()
             .get::<unsafe extern "C" fn() -> usize>("nccl_double_alive")
     };
     let symbol = symbol.expect("the double should have what the double exports");
