@@ -135,6 +135,12 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Number of ranks.
     fn world_size(&self) -> usize;
 
+    /// Number of the device in whose memory segments may be ([`Segments::device`]), as the machine
+    /// counts its devices of that kind. `None`: segments have to be in host memory.
+    fn memory_device(&self) -> Option<usize> {
+        None
+    }
+
     /// How long a call of this rank waits for the others.
     fn deadline(&self) -> Duration;
 

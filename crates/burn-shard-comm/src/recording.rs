@@ -144,6 +144,10 @@ impl Communicator for Recording {
         self.inner.world_size()
     }
 
+    fn memory_device(&self) -> Option<usize> {
+        self.inner.memory_device()
+    }
+
     fn deadline(&self) -> Duration {
         self.inner.deadline()
     }

@@ -192,10 +192,10 @@ struct Buffer {
 struct SameStream;
 
 impl Owner for SameStream {
-    fn before(&self, _: u64) -> Result<(), Error> {
+    fn before(&self, _: &dyn Memory) -> Result<(), NcclError> {
         Ok(())
     }
-    fn after(&self, _: u64) -> Result<(), Error> {
+    fn after(&self, _: &dyn Memory) -> Result<(), NcclError> {
         Ok(())
     }
 }

@@ -24,6 +24,10 @@ impl Communicator for NcclCommunicator {
         self.link.world_size
     }
 
+    fn memory_device(&self) -> Option<usize> {
+        Some(self.link.memory.device())
+    }
+
     fn deadline(&self) -> Duration {
         self.control.deadline()
     }

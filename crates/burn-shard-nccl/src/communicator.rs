@@ -180,7 +180,6 @@ impl NcclCommunicator {
         let (name, mut agreement) = self.begin(&mut next, call)?;
         let link = &self.link;
         let mut kept = Kept::new(&link.memory, input.clone());
-        let stream = link.memory.stream();
         let owners: Vec<&DeviceSegments> = input
             .as_ref()
             .and_then(|input| on_device(input.device()))
@@ -188,10 +187,8 @@ impl NcclCommunicator {
             .chain(output)
             .collect();
         for owner in &owners {
-            owner
-                .owner()
-                .before(stream)
-                .map_err(|error| link.fail(error))?;
+            let before = owner.owner().before(&*link.memory);
+            before.map_err(|error| name.error(link, &error))?;
         }
         let patience = Patience {
             deadline: name.deadline,
@@ -226,8 +223,8 @@ impl NcclCommunicator {
         });
         // Even after a failure: some of it may be on the stream.
         for owner in &owners {
-            let after = owner.owner().after(stream);
-            after.map_err(|error| link.fail(error))?;
+            let after = owner.owner().after(&*link.memory);
+            after.map_err(|error| name.error(link, &error))?;
         }
         let launches = launched?;
         Ok((InFlight::new(link, &name, agreement, kept), launches))

@@ -2,7 +2,7 @@
 
 use std::{
     fmt::{self, Display},
-    slice,
+    ptr, slice,
     sync::Arc,
 };
 
@@ -184,18 +184,59 @@ unsafe impl Memory for Cuda {
         result.map_err(self.failed("cuMemsetD8Async"))
     }
 
+    unsafe fn wait_for(&self, other: u64) -> Result<(), NcclError> {
+        let other = to_stream(other);
+        // SAFETY: the caller's.
+        let event = unsafe { self.recorded(other) }?;
+        // SAFETY: both are alive; the driver keeps what it needs of the event after it is destroyed.
+        unsafe { self.wait_event(self.stream, &event) }
+    }
+
+    unsafe fn hold_up(&self, other: u64) -> Result<(), NcclError> {
+        // SAFETY: the stream is ours and alive.
+        let event = unsafe { self.recorded(self.stream) }?;
+        // SAFETY: as above, and the caller's.
+        unsafe { self.wait_event(to_stream(other), &event) }
+    }
+
     fn record(&self) -> Result<Box<dyn Event>, NcclError> {
+        // SAFETY: the stream is ours and alive.
+        Ok(Box::new(unsafe { self.recorded(self.stream) }?))
+    }
+}
+
+impl Cuda {
+    /// # Safety
+    ///
+    /// `stream` is a stream of this device, and alive.
+    unsafe fn recorded(&self, stream: CUstream) -> Result<CudaEvent, NcclError> {
         self.context.enter()?;
         let created = event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
         let event = CudaEvent {
             context: Arc::clone(&self.context),
             raw: created.map_err(self.failed("cuEventCreate"))?,
         };
-        // SAFETY: the event is new, the stream alive, both of this context.
-        let result = unsafe { event::record(event.raw, self.stream) };
+        // SAFETY: the event is new; the stream is the caller's.
+        let result = unsafe { event::record(event.raw, stream) };
         result.map_err(self.failed("cuEventRecord"))?;
-        Ok(Box::new(event))
+        Ok(event)
     }
+
+    /// # Safety
+    ///
+    /// As [`Cuda::recorded`].
+    unsafe fn wait_event(&self, stream: CUstream, event: &CudaEvent) -> Result<(), NcclError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: the event is alive, the stream the caller's.
+        let result = unsafe { stream::wait_event(stream, event.raw, flags) };
+        result.map_err(self.failed("cuStreamWaitEvent"))
+    }
+}
+
+/// A stream, from what [`Memory::stream`] returns.
+fn to_stream(stream: u64) -> CUstream {
+    let address = usize::try_from(stream).expect("an address should fit this machine's");
+    ptr::with_exposed_provenance_mut(address)
 }
 
 impl Drop for Cuda {

@@ -2,26 +2,26 @@
 
 use std::{any::Any, fmt};
 
-use burn_shard_comm::Error;
+use crate::{error::NcclError, memory::Memory};
 
-/// What the owner of device memory does around its use on another stream; see the crate's page.
+/// What the owner of device memory does around its use on a communicator's stream; see the crate's page.
 ///
-/// Neither waits for the device.
+/// Neither waits for the device: [`Memory::wait_for`] and [`Memory::hold_up`] order streams.
 pub trait Owner: Send + Sync {
-    /// What is put on `stream` (a `cudaStream_t`) from now on sees all that was written so far.
+    /// What is put on the stream of `memory` from now on sees all that was written so far.
     ///
     /// # Errors
     ///
     /// If the streams cannot be ordered.
-    fn before(&self, stream: u64) -> Result<(), Error>;
+    fn before(&self, memory: &dyn Memory) -> Result<(), NcclError>;
 
-    /// What the owner launches from now on, and any reuse of the memory, waits for what is on `stream`
-    /// by now.
+    /// What the owner launches from now on, and any reuse of its memory, waits for what is on the stream
+    /// of `memory` by now.
     ///
     /// # Errors
     ///
     /// If the streams cannot be ordered.
-    fn after(&self, stream: u64) -> Result<(), Error>;
+    fn after(&self, memory: &dyn Memory) -> Result<(), NcclError>;
 }
 
 /// Where the segments of a list are in a device's memory; what [`Segments::device`] returns for

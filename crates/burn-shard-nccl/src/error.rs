@@ -127,6 +127,13 @@ pub enum NcclError {
         message: String,
     },
 
+    /// The owner of a segment's memory could not order its own work with that on our stream.
+    #[error("the memory's owner could not order its streams with NCCL's: {message}")]
+    Owner {
+        /// What the owner said.
+        message: String,
+    },
+
     /// Other ranks could not start.
     #[error("rank {rank} could start, but {}", failed.iter().map(|(rank, why)| format!("rank {rank} could not: {why}")).collect::<Vec<_>>().join("; "))]
     OtherRanks {

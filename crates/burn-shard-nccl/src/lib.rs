@@ -24,11 +24,10 @@
 //! Order between the owner's streams and ours comes from two hooks of the memory's [`Owner`]:
 //!
 //! 1. [`Owner::before`], when a collective is started: what is put on our stream afterwards sees all that
-//!    the owner has launched, on whichever of its streams. (Record an event on each of them, let our
-//!    stream wait for it.)
+//!    the owner has launched, on whichever of its streams ([`Memory::wait_for`] each of them).
 //! 2. Our stream now owns the memory. Inputs are only read, and so may the owner; outputs are ours alone.
 //! 3. [`Owner::after`], once everything is on our stream: what the owner launches afterwards waits for
-//!    it, and so does every reuse of the memory. (Record an event on our stream, let the others wait.)
+//!    it, and so does every reuse of the memory ([`Memory::hold_up`] its streams).
 //!
 //! Both return at once. An `all_gather` or broadcast into device memory returns as soon as it is on the
 //! stream. A reduction keeps its result in memory of its own until [`Work::finish`], which puts a copy to

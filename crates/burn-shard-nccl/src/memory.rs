@@ -88,6 +88,28 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug {
     /// If it cannot be put on the stream.
     unsafe fn zero(&self, to: u64, bytes: usize) -> Result<(), NcclError>;
 
+    /// What is put on the stream from now on waits for what is on `other` by now.
+    ///
+    /// # Safety
+    ///
+    /// `other` is a stream of the same device, and alive.
+    ///
+    /// # Errors
+    ///
+    /// If the streams cannot be ordered.
+    unsafe fn wait_for(&self, other: u64) -> Result<(), NcclError>;
+
+    /// What is put on `other` from now on waits for what is on the stream by now.
+    ///
+    /// # Safety
+    ///
+    /// As [`Memory::wait_for`].
+    ///
+    /// # Errors
+    ///
+    /// If the streams cannot be ordered.
+    unsafe fn hold_up(&self, other: u64) -> Result<(), NcclError>;
+
     /// An event that is over once all that is on the stream by now is.
     ///
     /// # Errors

@@ -48,11 +48,8 @@ impl Reduction {
             in_flight.watch();
             return Err(error);
         }
-        let stream = link.memory.stream();
-        output
-            .owner()
-            .before(stream)
-            .map_err(|error| link.fail(error))?;
+        let before = output.owner().before(&*link.memory);
+        before.map_err(|error| name.error(&link, &error))?;
         let stage = &in_flight.kept.stage;
         let mut each = self
             .launches
@@ -65,10 +62,8 @@ impl Reduction {
         copied
             .and_then(|()| in_flight.kept.record())
             .map_err(|error| name.error(&link, &error))?;
-        output
-            .owner()
-            .after(stream)
-            .map_err(|error| link.fail(error))?;
+        let after = output.owner().after(&*link.memory);
+        after.map_err(|error| name.error(&link, &error))?;
         in_flight.watch();
         Ok(())
     }

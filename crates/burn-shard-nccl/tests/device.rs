@@ -15,7 +15,7 @@ use std::{
 use burn_shard_comm::{
     Collective, DType, Error, Local, OwnedSegments, ProcessGroup, ReduceOp, Segments, SegmentsMut,
 };
-use burn_shard_nccl::{DeviceSegments, Memory, Owner};
+use burn_shard_nccl::{DeviceSegments, Memory, NcclError, Owner};
 use burn_shard_nccl_double::HostMemory;
 use common::{LONG, spawn};
 use parking_lot::Mutex;
@@ -30,20 +30,20 @@ struct Noting {
 }
 
 impl Noting {
-    fn note(&self, what: &str, stream: u64) {
-        assert_eq!(stream, self.memory.stream());
+    fn note(&self, what: &str, memory: &dyn Memory) {
+        assert_eq!(memory.stream(), self.memory.stream());
         self.log.lock().push(format!("{what} {}", self.name));
     }
 }
 
 impl Owner for Noting {
-    fn before(&self, stream: u64) -> Result<(), Error> {
-        self.note("before", stream);
+    fn before(&self, memory: &dyn Memory) -> Result<(), NcclError> {
+        self.note("before", memory);
         Ok(())
     }
 
-    fn after(&self, stream: u64) -> Result<(), Error> {
-        self.note("after", stream);
+    fn after(&self, memory: &dyn Memory) -> Result<(), NcclError> {
+        self.note("after", memory);
         Ok(())
     }
 }
@@ -498,4 +498,26 @@ impl Segments for OtherKind {
     fn device(&self) -> Option<&dyn Any> {
         Some(self)
     }
+}
+
+#[test]
+fn streams_wait_for_each_other() {
+    let (ours, other) = (HostMemory::new(0), HostMemory::new(0));
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let note = |memory: &HostMemory, what: &'static str, pause_ms| {
+        let order = Arc::clone(&order);
+        memory.launch(move || {
+            thread::sleep(Duration::from_millis(pause_ms));
+            order.lock().push(what);
+        });
+    };
+    note(&other, "written", 50);
+    // SAFETY: both live until the end of the test.
+    unsafe { ours.wait_for(other.stream()) }.unwrap();
+    note(&ours, "sent", 50);
+    // SAFETY: as above.
+    unsafe { ours.hold_up(other.stream()) }.unwrap();
+    note(&other, "reused", 0);
+    finish_stream(&other);
+    assert_eq!(*order.lock(), ["written", "sent", "reused"]);
 }

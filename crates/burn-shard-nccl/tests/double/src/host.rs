@@ -98,6 +98,19 @@ impl Queue {
             .send(task)
             .expect("a stream should live as long as its memory");
     }
+
+    /// What comes to `other` from now on waits for what is here by now.
+    fn hold_up(&self, other: &Self) {
+        let (reached, wait) = channel();
+        self.launch(Box::new(move || {
+            // Nobody waits any more: the other stream has ended.
+            let _unheard = reached.send(());
+        }));
+        other.launch(Box::new(move || {
+            // An error: this stream has ended, with all that was on it.
+            let _ended = wait.recv();
+        }));
+    }
 }
 
 unsafe extern "C" fn enqueue(
@@ -197,6 +210,20 @@ unsafe impl Memory for HostMemory {
             let target = unsafe { slice::from_raw_parts_mut(pointer(to), bytes) };
             target.fill(0);
         });
+        Ok(())
+    }
+
+    unsafe fn wait_for(&self, other: u64) -> Result<(), NcclError> {
+        // SAFETY: the caller's; every stream is the first field of a `Queue`.
+        let other = unsafe { &*pointer(other).cast::<Queue>() };
+        other.hold_up(&self.queue);
+        Ok(())
+    }
+
+    unsafe fn hold_up(&self, other: u64) -> Result<(), NcclError> {
+        // SAFETY: the caller's; every stream is the first field of a `Queue`.
+        let other = unsafe { &*pointer(other).cast::<Queue>() };
+        self.queue.hold_up(other);
         Ok(())
     }
 
