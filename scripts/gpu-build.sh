@@ -18,7 +18,25 @@ build() {
     install -m 755 "$from/$name" "$folder/$name"
 }
 
+# tests PACKAGE FEATURES TEST: the program of one file of tests.
+tests() {
+    local package=$1 features=$2 name=$3 program
+    program=$(cargo test --locked --profile "$profile" -p "$package" --features "$features" --test "$name" --no-run 2>&1 |
+        tee /dev/stderr | sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
+    install -m 755 "$program" "$folder/test-$name"
+}
+
 build burn-shard-nccl cuda --example gpu
+for name in adam norm pack sgd; do
+    tests burn-shard-kernel-checks cuda "$name"
+done
+build burn-shard-kernel-checks cuda --bin burn-shard-kernel-checks
+# One selection of packages and features, or Burn is built twice.
+tests burn-shard cuda cuda
+build bert-large cuda --bin bert-large
+# Text for it to train on: what the crates of this build say of themselves.
+find "${CARGO_HOME:-$HOME/.cargo}/registry/src" -mindepth 3 -maxdepth 3 -name README.md -print0 |
+    sort -z | xargs -0 cat >"$folder/text.md"
 
 # For `gpu-check.sh --double`, which tries the checks themselves where there is no GPU.
 install -m 755 "$target/${profile/dev/debug}"/deps/libburn_shard_nccl_double.so "$folder/"

@@ -67,11 +67,26 @@ if ((${#double[@]} == 0)); then
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 fi
 two=(./gpu-check.sh ranks 2 ./gpu)
+bert=(./bert-large --model large --backend cuda --comm nccl --steps 12 --micro-batch 8 --corpus text.md)
 
 stage 'NCCL conformance, 1 rank' 60 ./gpu conformance "${double[@]}"
 stage 'NCCL conformance, 2 on one GPU' 120 "${two[@]}" conformance "${double[@]}"
 stage 'NCCL bandwidth, 1 rank' 60 ./gpu bandwidth "${double[@]}"
 stage 'NCCL bandwidth, 2 on one GPU' 120 "${two[@]}" bandwidth "${double[@]}"
+
+# Nothing stands in for the GPU in what follows.
+if ((${#double[@]} == 0)); then
+    for kernel in adam norm pack sgd; do
+        stage "kernels: $kernel" 60 "./test-$kernel" --ignored cuda
+    done
+    stage 'kernels: bandwidth' 90 ./burn-shard-kernel-checks cuda 64
+    stage 'parity with DDP, 1 rank' 90 ./test-cuda --ignored
+    stage 'parity with DDP, 2 on one GPU' 120 ./gpu-check.sh ranks 2 ./test-cuda --ignored
+    for strategy in ddp zero2 zero3; do
+        stage "BERT-large, $strategy, 1 rank" 90 ./gpu-check.sh ranks 1 "${bert[@]}" --strategy "$strategy"
+    done
+    stage 'BERT-large, zero3, 2 on one GPU' 120 ./gpu-check.sh ranks 2 "${bert[@]}" --strategy zero3
+fi
 
 printf '\n%-32s %6s   %s\n' stage time verdict
 printf '%s\n' "${rows[@]}"

@@ -247,5 +247,5 @@ fn pack_group(engine: &Engine, group: &Group, detached: &[Detached]) -> Flat {
         buffer.bytes_mut()[offset * size..(offset + numel) * size]
             .copy_from_slice(tensor.as_bytes());
     }
-    engine.memory.place(buffer.freeze())
+    engine.place_host(MemoryKind::Parameters, buffer)
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use burn_shard_comm::{DType, ProcessGroup};
 
 use crate::ShardingStrategy;
-use crate::buffer::Pool;
-use crate::flat::Memory;
+use crate::buffer::{Buffer, Pool};
+use crate::flat::{Flat, FlatTensor, Memory};
 use crate::host::HostTensor;
 use crate::memory::{Ledger, MemoryKind};
 use crate::plan::Plan;
@@ -45,6 +45,31 @@ impl Context {
 
     pub(crate) fn rank(&self) -> usize {
         self.group.rank()
+    }
+
+    /// Puts a buffer where the module's tensors live.
+    pub(crate) fn place_host(&self, kind: MemoryKind, buffer: Buffer) -> Flat {
+        #[cfg(feature = "cubecl")]
+        if let Some(accelerator) = self.memory.accelerator() {
+            let flat = accelerator.upload(buffer.bytes());
+            drop(buffer);
+            self.ledger.watch(kind, &flat);
+            return Flat::Device(flat);
+        }
+        let _counted_already = kind;
+        Flat::Host(buffer.freeze())
+    }
+
+    /// Puts a tensor where the module's tensors live.
+    pub(crate) fn place_tensor(&self, kind: MemoryKind, tensor: HostTensor) -> FlatTensor {
+        #[cfg(feature = "cubecl")]
+        if let Some(accelerator) = self.memory.accelerator() {
+            let flat = accelerator.upload(tensor.as_bytes());
+            self.ledger.watch(kind, &flat);
+            return FlatTensor::Device(flat.view(0, tensor.shape(), tensor.dtype()));
+        }
+        let _counted_already = kind;
+        FlatTensor::Host(tensor)
     }
 
     /// A tensor of zeros of the parameter's dtype.

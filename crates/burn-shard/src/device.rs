@@ -2,18 +2,21 @@
 
 use std::sync::Arc;
 
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Bytes, Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl::{CubeBackend, CubeDevice};
+use burn_cubecl::{Cube, CubeDevice};
 use burn_shard_comm::DType;
 use burn_shard_kernels::cube::{Dtype, FlatBuffer, Slot, Strategy, StridedTensor, pack};
 use cubecl::client::Client;
 use cubecl::server::Handle;
+use cubecl_server::memory_management::WeakMemoryBinding;
 
 use crate::Error;
 use crate::flat::{FlatBackend, FlatTensor};
 use crate::host::{HostTensor, aligned, burn_dtype, dtype_of};
+use crate::primitive::CubeLike;
 
 /// A device and the client that queues work on it.
 #[derive(Clone)]
@@ -44,6 +47,11 @@ impl Accelerator {
 
     pub(crate) fn client(&self) -> &Client {
         &self.client
+    }
+
+    #[cfg(feature = "nccl")]
+    pub(crate) fn device(&self) -> &CubeDevice {
+        &self.device
     }
 
     pub(crate) fn upload(&self, bytes: &[u8]) -> DeviceFlat {
@@ -91,6 +99,11 @@ impl DeviceFlat {
         &self.accelerator
     }
 
+    /// For counting it: does not keep it.
+    pub(crate) fn weak(&self) -> WeakMemoryBinding {
+        self.handle.memory.clone().binding().downgrade()
+    }
+
     /// Whether both are one buffer.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.handle.service == other.handle.service
@@ -123,11 +136,14 @@ impl DeviceFlat {
         aligned(&bytes[..len])
     }
 
-    /// Makes it a copy, if somebody else shares it.
-    pub(crate) fn make_unique(&mut self) {
-        if !self.handle.can_mut() {
+    /// Makes it a copy, if somebody else shares it; whether it did.
+    pub(crate) fn make_unique(&mut self) -> bool {
+        Cube::drain(&self.accelerator.device);
+        let shared = !self.handle.can_mut();
+        if shared {
             *self = self.accelerator.upload(&self.download());
         }
+        shared
     }
 
     pub(crate) fn len_bytes(&self) -> usize {
@@ -216,6 +232,12 @@ impl DeviceTensor {
         self.0.meta.num_elements()
     }
 
+    /// Where its elements are.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn handle(&self) -> Handle {
+        self.0.handle.clone()
+    }
+
     /// See [`FlatTensor::flat`].
     pub(crate) fn flat(&self, offset: usize, flat_len: usize) -> Option<DeviceFlat> {
         let size = self.dtype().size_bytes();
@@ -229,6 +251,11 @@ impl DeviceTensor {
             handle,
             len: flat_len * size,
         })
+    }
+
+    fn into_primitive(self) -> FloatTensor<Cube> {
+        let device = self.0.device.clone();
+        Cube::from_cube(*self.0, &device)
     }
 
     /// The same elements in another shape.
@@ -283,14 +310,14 @@ impl DeviceTensor {
     }
 }
 
-impl FlatBackend for CubeBackend {
-    fn to_flat(tensor: CubeTensor) -> FlatTensor {
-        FlatTensor::Device(DeviceTensor::from(into_contiguous(tensor)))
+impl FlatBackend for Cube {
+    fn to_flat(tensor: FloatTensor<Self>) -> FlatTensor {
+        FlatTensor::Device(DeviceTensor::from(into_contiguous(Cube::into_cube(tensor))))
     }
 
-    fn from_flat(tensor: FlatTensor) -> CubeTensor {
+    fn from_flat(tensor: FlatTensor) -> FloatTensor<Self> {
         match tensor {
-            FlatTensor::Device(tensor) => *tensor.0,
+            FlatTensor::Device(tensor) => tensor.into_primitive(),
             FlatTensor::Host(_) => unreachable!("a tensor of this backend is on a device"),
         }
     }
@@ -298,11 +325,11 @@ impl FlatBackend for CubeBackend {
 
 /// See [`crate::flat::to_flat`]; of a tensor without a graph.
 pub(crate) fn to_flat<const D: usize>(tensor: Tensor<D>) -> FlatTensor {
-    let primitive = tensor.try_into_primitive::<CubeBackend>();
-    CubeBackend::to_flat(primitive.expect("the module's backend was checked when it was wrapped"))
+    let primitive = tensor.try_into_primitive::<Cube>();
+    Cube::to_flat(primitive.expect("the module's backend was checked when it was wrapped"))
 }
 
 /// See [`crate::flat::from_flat`].
 pub(crate) fn from_flat<const D: usize>(tensor: DeviceTensor) -> Tensor<D> {
-    Tensor::from_primitive::<CubeBackend>(*tensor.0)
+    Tensor::from_primitive::<Cube>(tensor.into_primitive())
 }

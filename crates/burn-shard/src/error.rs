@@ -53,13 +53,36 @@ pub enum Error {
     /// The module is on a backend that this build cannot shard on.
     #[error(
         "rank {rank}: the module is on {device}, and this build shards modules on the flex backend \
-         (features `wgpu` and `cuda` add CubeCL's; not with Burn's `fusion`)"
+         (features `wgpu` and `cuda` add CubeCL's)"
     )]
     UnsupportedBackend {
         /// This rank.
         rank: usize,
         /// Burn's name of the device.
         device: String,
+    },
+
+    /// The group's communicator works on the memory of another device than the module's.
+    #[error(
+        "rank {rank}: the module is on {device}, but the group's communicator works on number {reached} \
+         (build the module on the device that the group was made for)"
+    )]
+    OtherDevice {
+        /// This rank.
+        rank: usize,
+        /// Burn's name of the module's device.
+        device: String,
+        /// Number of the communicator's device.
+        reached: usize,
+    },
+
+    /// Memory of the device could not be handed to the communicator.
+    #[error("rank {rank}: the device did not say where its buffers are: {message}")]
+    DeviceMemory {
+        /// This rank.
+        rank: usize,
+        /// What it said instead.
+        message: String,
     },
 
     /// A shape whose bytes overflow the address space.

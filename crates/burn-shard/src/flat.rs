@@ -1,18 +1,20 @@
 //! Flat buffers and the tensors that are views of them, in the memory of the host or of a device.
 //!
-//! Communicators read and write host memory. What lives on a device is copied to the host before a
-//! collective and back after it ([`FlatTensor::into_host`], [`Memory::place`]); for host memory both
-//! are free.
+//! What a collective reads and writes is the business of `transfer.rs`; what lives on a device is copied
+//! to the host by [`FlatTensor::into_host`], which is free for host memory.
 
 use std::sync::Arc;
 
 use burn::backend::flex::{Flex, FlexTensor};
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{Backend, DispatchDevice, tensor::FloatTensor};
 use burn::tensor::{Bytes, Device, Tensor};
-use burn_shard_comm::DType;
+use burn_shard_comm::{DType, ProcessGroup};
 
+use crate::Error;
 #[cfg(feature = "cubecl")]
 use crate::device::{Accelerator, DeviceFlat, DeviceTensor};
+#[cfg(feature = "nccl")]
+use crate::direct::Direct;
 use crate::host::HostTensor;
 
 /// Where the tensors of a module live.
@@ -21,12 +23,14 @@ pub(crate) enum Memory {
     Host,
     #[cfg(feature = "cubecl")]
     Device(Accelerator),
+    /// On a device whose memory the group's communicator reaches.
+    #[cfg(feature = "nccl")]
+    Direct(Direct),
 }
 
 impl Memory {
-    /// `None` if the device is of a backend this build cannot shard on.
+    /// Of tensors on `device`; `None` if it is of a backend this build cannot shard on.
     pub(crate) fn of(device: &Device) -> Option<Self> {
-        use burn::backend::DispatchDevice;
         #[allow(clippy::wildcard_enum_match_arm, reason = "backends of other features")]
         match device.clone().without_autodiff().as_dispatch() {
             DispatchDevice::Flex(_) => Some(Self::Host),
@@ -37,33 +41,61 @@ impl Memory {
         }
     }
 
+    /// The same, for a group whose communicator may reach the device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OtherDevice`].
+    pub(crate) fn reached_by(self, group: &ProcessGroup) -> Result<Self, Error> {
+        match self {
+            #[cfg(feature = "nccl")]
+            Self::Device(accelerator) => Ok(match Direct::of(&accelerator, group)? {
+                Some(direct) => Self::Direct(direct),
+                None => Self::Device(accelerator),
+            }),
+            other => Ok(other),
+        }
+    }
+
+    /// Whether the module's tensors are on a device that the group's communicator reaches.
+    pub(crate) fn is_reached(&self) -> bool {
+        match self {
+            Self::Host => false,
+            #[cfg(feature = "cubecl")]
+            Self::Device(_) => false,
+            #[cfg(feature = "nccl")]
+            Self::Direct(_) => true,
+        }
+    }
+
+    /// That of the communicator's reach, if it reaches the module's device.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn direct(&self) -> Option<&Direct> {
+        match self {
+            Self::Direct(direct) => Some(direct),
+            Self::Host | Self::Device(_) => None,
+        }
+    }
+
     /// Multiple of bytes at which views of a buffer have to begin; 1 if anything goes.
     pub(crate) fn alignment(&self) -> usize {
         match self {
             Self::Host => 1,
             #[cfg(feature = "cubecl")]
             Self::Device(accelerator) => accelerator.alignment(),
+            #[cfg(feature = "nccl")]
+            Self::Direct(direct) => direct.accelerator().alignment(),
         }
     }
 
-    /// Puts a buffer where the module's tensors live.
-    pub(crate) fn place(&self, bytes: Arc<Bytes>) -> Flat {
+    /// The device, if the module's tensors live on one.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn accelerator(&self) -> Option<&Accelerator> {
         match self {
-            Self::Host => Flat::Host(bytes),
-            #[cfg(feature = "cubecl")]
-            Self::Device(accelerator) => Flat::Device(accelerator.upload(&bytes)),
-        }
-    }
-
-    /// Puts a tensor where the module's tensors live.
-    pub(crate) fn place_tensor(&self, tensor: HostTensor) -> FlatTensor {
-        match self {
-            Self::Host => FlatTensor::Host(tensor),
-            #[cfg(feature = "cubecl")]
-            Self::Device(accelerator) => {
-                let flat = accelerator.upload(tensor.as_bytes());
-                FlatTensor::Device(flat.view(0, tensor.shape(), tensor.dtype()))
-            }
+            Self::Host => None,
+            Self::Device(accelerator) => Some(accelerator),
+            #[cfg(feature = "nccl")]
+            Self::Direct(direct) => Some(direct.accelerator()),
         }
     }
 }
@@ -198,7 +230,7 @@ impl FlatBackend for Flex {
 pub(crate) fn to_flat<const D: usize>(tensor: Tensor<D>) -> FlatTensor {
     let tensor = tensor.without_autodiff();
     #[cfg(feature = "cubecl")]
-    if matches!(Memory::of(&tensor.device()), Some(Memory::Device(_))) {
+    if !matches!(tensor.device().as_dispatch(), DispatchDevice::Flex(_)) {
         return crate::device::to_flat(tensor);
     }
     let primitive = tensor

@@ -66,6 +66,8 @@ mod config;
 mod context;
 #[cfg(feature = "cubecl")]
 mod device;
+#[cfg(feature = "nccl")]
+mod direct;
 mod engine;
 mod error;
 mod flat;
@@ -76,9 +78,12 @@ mod memory;
 mod ops;
 mod oss;
 mod plan;
+#[cfg(feature = "cubecl")]
+mod primitive;
 mod reduce;
 mod sharded_module;
 mod strategy;
+mod transfer;
 mod unshard;
 mod wrap;
 

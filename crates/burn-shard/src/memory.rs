@@ -1,12 +1,20 @@
 //! Model-state bytes that live on this rank, counted by kind: what every run reports.
 //!
 //! Each buffer of this crate enters the ledger when it is allocated and leaves it when its last
-//! reader drops it, so the figures are of what lives, not of what a formula says.
+//! reader drops it, so the figures are of what lives, not of what a formula says. Buffers on a device
+//! tell nobody when they go: the ledger looks for those that are gone before it counts.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+#[cfg(feature = "cubecl")]
+use cubecl_server::memory_management::WeakMemoryBinding;
+#[cfg(feature = "cubecl")]
+use parking_lot::Mutex;
+
 use crate::ShardingStrategy;
+#[cfg(feature = "cubecl")]
+use crate::device::DeviceFlat;
 
 /// What a buffer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -158,10 +166,47 @@ impl Counter {
 pub(crate) struct Ledger {
     kinds: [Counter; 5],
     total: Counter,
+    #[cfg(feature = "cubecl")]
+    watched: Mutex<Vec<Watched>>,
+}
+
+/// A buffer on a device.
+#[cfg(feature = "cubecl")]
+#[derive(Debug)]
+struct Watched {
+    kind: MemoryKind,
+    bytes: usize,
+    buffer: WeakMemoryBinding,
 }
 
 impl Ledger {
+    /// Counts a buffer on a device until it is gone.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn watch(&self, kind: MemoryKind, flat: &DeviceFlat) {
+        let bytes = flat.len_bytes();
+        let buffer = flat.weak();
+        self.add(kind, bytes);
+        self.watched.lock().push(Watched {
+            kind,
+            bytes,
+            buffer,
+        });
+    }
+
+    /// Takes out what is gone.
+    fn sweep(&self) {
+        #[cfg(feature = "cubecl")]
+        self.watched.lock().retain(|watched| {
+            let alive = watched.buffer.upgrade().is_some();
+            if !alive {
+                self.sub(watched.kind, watched.bytes);
+            }
+            alive
+        });
+    }
+
     pub(crate) fn add(&self, kind: MemoryKind, bytes: usize) {
+        self.sweep();
         self.kinds[kind as usize].add(bytes);
         self.total.add(bytes);
     }
@@ -172,6 +217,7 @@ impl Ledger {
     }
 
     pub(crate) fn report(&self) -> MemoryReport {
+        self.sweep();
         MemoryReport {
             kinds: std::array::from_fn(|i| self.kinds[i].read()),
             total: self.total.read(),
@@ -179,6 +225,7 @@ impl Ledger {
     }
 
     pub(crate) fn reset_peak(&self) {
+        self.sweep();
         for counter in self.kinds.iter().chain([&self.total]) {
             counter.peak.store(counter.live.load(Relaxed), Relaxed);
         }

@@ -130,7 +130,7 @@ macro_rules! without_graph {
 
 without_graph!(Flex);
 #[cfg(feature = "cubecl")]
-without_graph!(burn_cubecl::CubeBackend);
+without_graph!(burn_cubecl::Cube);
 
 /// Backward step of a read: hands the gradient of one use to the engine.
 #[derive(Debug)]

@@ -8,21 +8,28 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
-use burn_shard_comm::{ReduceOp, Work};
+use burn_shard_comm::{DType, OwnedSegments, ReduceOp, Work};
 
 use crate::Error;
+#[cfg(feature = "nccl")]
+use crate::ParamSpec;
 use crate::anchor::Levels;
 use crate::context::Context;
 use crate::flat::{FlatBackend, FlatTensor};
-use crate::host::{HostTensor, PiecesMut, TensorSegments, pieces_mut};
+use crate::host::{HostTensor, PiecesMut};
 use crate::instance::Instance;
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
+#[cfg(feature = "nccl")]
+use crate::transfer::Fresh;
+use crate::transfer::Input;
 use crate::unshard::Unsharded;
 
 /// Reductions begun and not finished: a rank may run ahead of its peers by this many groups, and
 /// keeps the full gradients of as many.
 const MAX_IN_FLIGHT: usize = 1;
+/// The same where nobody waits for a device: one more, so that it has work while the host waits here.
+const MAX_IN_FLIGHT_ON_DEVICE: usize = 2;
 
 /// The gradients of one backward pass on this rank.
 #[derive(Debug)]
@@ -52,7 +59,10 @@ struct InFlight {
     group: usize,
     /// Members that take part: those that require a gradient.
     members: Vec<usize>,
-    input: Arc<TensorSegments>,
+    dtype: DType,
+    /// Bytes of this rank's gradients.
+    held: usize,
+    input: Input,
     work: Box<dyn Work>,
 }
 
@@ -141,7 +151,13 @@ impl Reducer {
             self.next += 1;
             unsharded.drop_group(group);
             self.start(context, group)?;
-            while self.in_flight.len() > MAX_IN_FLIGHT {
+            let most = if context.memory.is_reached() {
+                MAX_IN_FLIGHT_ON_DEVICE
+            } else {
+                MAX_IN_FLIGHT
+            };
+            while self.in_flight.len() > most {
+                self.wait_for_oldest(context)?;
                 self.complete_oldest(context)?;
             }
         }
@@ -170,47 +186,48 @@ impl Reducer {
         if members.is_empty() {
             return Ok(());
         }
-        let tensors = members
+        let tensors: Vec<_> = members
             .iter()
             .map(|&index| {
                 let sum = self.params[index].sum.take();
-                let numel = context.plan.params[index].numel();
-                (numel, sum.map(FlatTensor::into_host))
+                (context.plan.params[index].numel(), sum)
             })
             .collect();
-        let input = Arc::new(TensorSegments {
-            dtype: plan.dtype,
-            tensors,
-            label: context.plan.label(group),
-        });
-        let shared: Arc<dyn burn_shard_comm::Segments> = Arc::clone(&input) as _;
+        let held = tensors.iter().filter_map(|(_, sum)| sum.as_ref());
+        let held = held.map(FlatTensor::size_bytes).sum();
+        let input = context.input(plan.dtype, context.plan.label(group), tensors)?;
         let communicator = context.group.communicator();
         let work = if plan.strategy.shards_gradients() {
-            communicator.reduce_scatter(shared, ReduceOp::Mean)
+            communicator.reduce_scatter(input.segments(), ReduceOp::Mean)
         } else {
-            communicator.all_reduce(shared, ReduceOp::Mean)
+            communicator.all_reduce(input.segments(), ReduceOp::Mean)
         };
         let work = work.map_err(|source| failed(context, members[0], source))?;
         self.in_flight.push_back(InFlight {
             group,
             members,
+            dtype: plan.dtype,
+            held,
             input,
             work,
         });
         Ok(())
     }
 
+    /// A host that ran ahead of its device would keep the gradients of all groups.
+    fn wait_for_oldest(&mut self, context: &Context) -> Result<(), Error> {
+        let Some(flight) = self.in_flight.front_mut() else {
+            return Ok(());
+        };
+        let waited = flight.work.wait();
+        waited.map_err(|source| failed(context, flight.members[0], source))
+    }
+
     fn complete_oldest(&mut self, context: &Context) -> Result<(), Error> {
         let Some(flight) = self.in_flight.pop_front() else {
             return Ok(());
         };
-        let held: usize = flight
-            .input
-            .tensors
-            .iter()
-            .flat_map(|(_, t)| t)
-            .map(|t| t.as_bytes().len())
-            .sum();
+        let held = flight.held;
         let group = &context.plan.groups[flight.group];
         if group.strategy.shards_gradients() {
             self.finish_reduce_scatter(context, flight)?;
@@ -226,19 +243,18 @@ impl Reducer {
         let group = &context.plan.groups[flight.group];
         let layout = |index: usize| &group.layout.members[context.plan.place[index].member];
         let bytes = group.layout.shard_len * group.dtype.size_bytes();
-        let mut buffer = context.pool.take(MemoryKind::Gradients, bytes);
-        let ranges = flight
-            .members
-            .iter()
-            .map(|&i| (layout(i).shard_offset, layout(i).shard_numel));
-        let mut output = pieces_mut(buffer.bytes_mut(), group.dtype, ranges);
+        let mut buffer = context.fresh(MemoryKind::Gradients, bytes);
+        let members = flight.members.iter();
+        let ranges = members.map(|&i| (layout(i).shard_offset, layout(i).shard_numel));
+        let parts = vec![(&mut buffer, ranges.collect())];
+        let mut output = context.output(group.dtype, parts)?;
         let first = flight.members[0];
         flight
             .work
-            .finish(&mut output)
+            .finish(&mut *output)
             .map_err(|source| failed(context, first, source))?;
-        drop(flight.input);
-        let shards = context.memory.place(buffer.freeze());
+        drop((output, flight.input));
+        let shards = context.place(MemoryKind::Gradients, buffer);
         for &index in &flight.members {
             let shape = context.plan.params[index].shard_shape(context.plan.world_size);
             let offset = layout(index).shard_offset;
@@ -247,15 +263,19 @@ impl Reducer {
         Ok(())
     }
 
-    /// Each member ends as the full average, in the memory of this rank's own gradient.
-    fn finish_all_reduce(&mut self, context: &Context, mut flight: InFlight) -> Result<(), Error> {
+    /// Each member ends as the full average; on the host, in the memory of this rank's own gradient.
+    fn finish_all_reduce(&mut self, context: &Context, flight: InFlight) -> Result<(), Error> {
         let first = flight.members[0];
-        flight
-            .work
-            .wait()
+        let input = match flight.input {
+            Input::Host(input) => input,
+            #[cfg(feature = "nccl")]
+            Input::Direct(_) => return self.finish_on_device(context, flight),
+        };
+        let mut work = flight.work;
+        work.wait()
             .map_err(|source| failed(context, first, source))?;
-        let dtype = flight.input.dtype;
-        let tensors = match Arc::try_unwrap(flight.input) {
+        let dtype = flight.dtype;
+        let tensors = match Arc::try_unwrap(input) {
             Ok(input) => input.tensors,
             Err(shared) => shared.tensors.clone(),
         };
@@ -274,12 +294,30 @@ impl Reducer {
             .collect();
         let pieces = full.iter_mut().map(HostTensor::as_bytes_mut).collect();
         let mut output = PiecesMut { dtype, pieces };
-        flight
-            .work
-            .finish(&mut output)
+        work.finish(&mut output)
             .map_err(|source| failed(context, first, source))?;
         for (&index, tensor) in flight.members.iter().zip(full) {
-            self.reduced[index] = Some(context.memory.place_tensor(tensor));
+            self.reduced[index] = Some(context.place_tensor(MemoryKind::Gradients, tensor));
+        }
+        Ok(())
+    }
+
+    /// As [`Reducer::finish_all_reduce`], into buffers of their own.
+    #[cfg(feature = "nccl")]
+    fn finish_on_device(&mut self, context: &Context, flight: InFlight) -> Result<(), Error> {
+        let first = flight.members[0];
+        let params = flight.members.iter().map(|&i| &context.plan.params[i]);
+        let fresh = |param: &ParamSpec| context.fresh(MemoryKind::Gradients, param.size_bytes());
+        let mut buffers: Vec<Fresh> = params.clone().map(fresh).collect();
+        let whole = params.clone().map(|param| vec![(0, param.numel())]);
+        let parts = buffers.iter_mut().zip(whole).collect();
+        let mut output = context.output(flight.dtype, parts)?;
+        let finished = flight.work.finish(&mut *output);
+        finished.map_err(|source| failed(context, first, source))?;
+        drop((output, flight.input));
+        for ((&index, param), buffer) in flight.members.iter().zip(params).zip(buffers) {
+            let flat = context.place(MemoryKind::Gradients, buffer);
+            self.reduced[index] = Some(flat.view(0, &param.shape, flight.dtype));
         }
         Ok(())
     }
@@ -294,11 +332,9 @@ impl Reducer {
         while !self.in_flight.is_empty() {
             self.complete_oldest(context)?;
         }
-        let mut used: Vec<u8> = self.params.iter().map(|c| u8::from(c.came > 0)).collect();
-        context.group.all_reduce(&mut used, ReduceOp::Max)?;
-        self.agree_on_order(context, levels)?;
-
         let leaves = self.leaves.take().unwrap_or_default();
+        let used = self.used_somewhere(context, &leaves)?;
+        self.agree_on_order(context, levels)?;
         let gradients = leaves
             .into_iter()
             .zip(self.reduced.iter_mut().map(Option::take))
@@ -309,6 +345,29 @@ impl Reducer {
         self.params.fill(Collected::default());
         self.next = 0;
         Ok(gradients)
+    }
+
+    /// Which parameters any rank has a gradient of. A rank that has all of them tells the others, and
+    /// does not wait.
+    fn used_somewhere(
+        &self,
+        context: &Context,
+        leaves: &[Option<NodeId>],
+    ) -> Result<Vec<u8>, Error> {
+        let used: Vec<u8> = self.params.iter().map(|c| u8::from(c.came > 0)).collect();
+        let has_all = used
+            .iter()
+            .zip(leaves)
+            .all(|(&used, leaf)| used > 0 || leaf.is_none());
+        let input = Arc::new(OwnedSegments(vec![used.clone()]));
+        let communicator = context.group.communicator();
+        let work = communicator.all_reduce(input, ReduceOp::Max)?;
+        if has_all {
+            return Ok(used);
+        }
+        let mut used = OwnedSegments(vec![used]);
+        work.finish(&mut used)?;
+        Ok(used.0.remove(0))
     }
 
     /// Once: the order in which groups became ready on rank 0 replaces the module's own, and its

@@ -7,14 +7,14 @@
 //! What is dropped when depends on the sequence of reads alone, which is the same on every rank,
 //! never on which tensors happen to be alive: ranks must agree on every gather.
 
-use std::sync::Arc;
+use burn_shard_comm::DType;
 
 use crate::Error;
 use crate::context::Context;
 use crate::flat::{Flat, FlatTensor};
-use crate::host::{HostTensor, PiecesMut, TensorSegments};
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
+use crate::transfer::{Fresh, Input};
 
 /// Besides the group being read, this many groups with members still to be read stay gathered.
 const KEPT_GROUPS: usize = 1;
@@ -105,27 +105,17 @@ impl Unsharded {
 /// All-gathers a group from its flat shard buffer.
 fn gather(context: &Context, group: usize, shards: Flat, clock: u64) -> Result<Gathered, Error> {
     let label = context.plan.label(group);
-    let own = shards.to_host();
+    let own = context.readable(&shards);
     let group = &context.plan.groups[group];
-    let tensors = group
-        .layout
-        .members
-        .iter()
+    let members = group.layout.members.iter();
+    let tensors = members
         .map(|m| {
-            let shape = [m.shard_numel];
-            let shard = HostTensor::view(Arc::clone(&own), m.shard_offset, &shape, group.dtype);
+            let shard = own.view(m.shard_offset, &[m.shard_numel], group.dtype);
             (m.shard_numel, Some(shard))
         })
         .collect();
-    let full = all_gather(
-        context,
-        &group.members,
-        TensorSegments {
-            dtype: group.dtype,
-            tensors,
-            label,
-        },
-    )?;
+    let input = context.input(group.dtype, label, tensors)?;
+    let full = all_gather(context, &group.members, group.dtype, &input)?;
     Ok(Gathered {
         shards,
         unread: vec![true; full.len()],
@@ -136,36 +126,30 @@ fn gather(context: &Context, group: usize, shards: Flat, clock: u64) -> Result<G
 
 /// All-gathers one parameter from a shard outside its group's buffer.
 fn gather_one(context: &Context, index: usize, shard: &FlatTensor) -> Result<FlatTensor, Error> {
-    let tensors = vec![(shard.numel(), Some(shard.clone().into_host()))];
-    let input = TensorSegments {
-        dtype: shard.dtype(),
-        tensors,
-        label: context.plan.label_of_param(index),
-    };
-    let mut full = all_gather(context, &[index], input)?;
+    let tensors = vec![(shard.numel(), Some(shard.clone()))];
+    let label = context.plan.label_of_param(index);
+    let input = context.input(shard.dtype(), label, tensors)?;
+    let mut full = all_gather(context, &[index], shard.dtype(), &input)?;
     Ok(full.remove(0))
 }
 
 fn all_gather(
     context: &Context,
     members: &[usize],
-    input: TensorSegments,
+    dtype: DType,
+    input: &Input,
 ) -> Result<Vec<FlatTensor>, Error> {
-    let dtype = input.dtype;
     let params = members.iter().map(|&index| &context.plan.params[index]);
-    let mut buffers: Vec<_> = params
+    let mut buffers: Vec<Fresh> = params
         .clone()
-        .map(|param| context.pool.take(MemoryKind::Unsharded, param.size_bytes()))
+        .map(|param| context.fresh(MemoryKind::Unsharded, param.size_bytes()))
         .collect();
-    let pieces = buffers
-        .iter_mut()
-        .map(crate::buffer::Buffer::bytes_mut)
-        .collect();
-    let mut output = PiecesMut { dtype, pieces };
+    let whole = params.clone().map(|param| vec![(0, param.numel())]);
+    let mut output = context.output(dtype, buffers.iter_mut().zip(whole).collect())?;
     context
         .group
         .communicator()
-        .all_gather(Arc::new(input), &mut output)
+        .all_gather(input.segments(), &mut *output)
         .map_err(|source| {
             let path = context.plan.params[members[0]].path.clone();
             Error::Gather {
@@ -174,11 +158,10 @@ fn all_gather(
                 source,
             }
         })?;
-    let freeze = |(buffer, param): (crate::buffer::Buffer, &crate::ParamSpec)| {
-        context
-            .memory
-            .place(buffer.freeze())
-            .view(0, &param.shape, dtype)
+    drop(output);
+    let view = |(buffer, param): (Fresh, &crate::ParamSpec)| {
+        let flat = context.place(MemoryKind::Unsharded, buffer);
+        flat.view(0, &param.shape, dtype)
     };
-    Ok(buffers.into_iter().zip(params).map(freeze).collect())
+    Ok(buffers.into_iter().zip(params).map(view).collect())
 }

@@ -73,7 +73,7 @@ pub(crate) fn wrap<M: Module>(
     let planned = "every parameter of the plan should have been met";
     let flats = flats
         .into_iter()
-        .map(|flat| engine.memory.place(flat.expect(planned).freeze()))
+        .map(|flat| engine.place_host(MemoryKind::Parameters, flat.expect(planned)))
         .collect();
     let states = states
         .into_iter()
@@ -119,6 +119,7 @@ fn check<M: Module>(
             device: format!("{device:?}"),
         })?,
     };
+    let memory = memory.reached_by(group)?;
     let params = inspect(module, group.rank())?;
     let plan = Plan::new(
         params,
@@ -239,7 +240,8 @@ impl ModuleMapper for Distribute<'_> {
         let own = to_flat(tensor).into_host();
         let Some(index) = index else {
             // A buffer, such as a running mean: the same on every rank.
-            let value = self.engine.memory.place_tensor(self.broadcast(own));
+            let value = self.broadcast(own);
+            let value = self.engine.place_tensor(MemoryKind::Parameters, value);
             return Param::from_mapped_value(id, state.lift(from_flat(value)), mapper);
         };
         if self.check_dtype(index, own.dtype()) {

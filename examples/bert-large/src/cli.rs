@@ -36,7 +36,7 @@ pub struct Options {
     #[arg(long, value_name = "RANKS", conflicts_with = "world_size")]
     pub launch: Option<usize>,
     /// How ranks that are processes reach each other; mpi: built with `--features mpi` and started
-    /// by mpirun
+    /// by mpirun; nccl: built with `--features cuda`, a GPU for each process
     #[arg(long, value_enum, default_value_t = Comm::Tcp)]
     pub comm: Comm,
     /// Where tensors are; wgpu and cuda: built with the feature of that name. All threads of a process
@@ -89,6 +89,8 @@ pub enum Comm {
     Tcp,
     /// Messages of an MPI library
     Mpi,
+    /// NCCL between GPUs, whose memory it works on
+    Nccl,
 }
 
 /// A backend of Burn by name.
@@ -302,7 +304,13 @@ impl Options {
             "comm",
             "mpi".into(),
             "tcp with --launch; MPI's ranks are started by mpirun".into(),
-            self.launch.is_none() || self.comm == Comm::Tcp,
+            self.launch.is_none() || self.comm != Comm::Mpi,
+        )?;
+        check(
+            "comm",
+            "nccl".into(),
+            "tcp or mpi, or nccl with --backend cuda".into(),
+            self.comm != Comm::Nccl || self.backend == Backend::Cuda,
         )?;
         let is_within = run.warmup <= run.steps;
         let allowed = format!("at most the {} steps", run.steps);
@@ -401,6 +409,11 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "--comm is mpi (allowed: tcp with --launch; MPI's ranks are started by mpirun)"
+        );
+        let error = parse(&["--launch", "2", "--comm", "nccl"]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "--comm is nccl (allowed: tcp or mpi, or nccl with --backend cuda)"
         );
         assert_eq!(
             parse(&["--model", "large", "--seq-len", "512"])

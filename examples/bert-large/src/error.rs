@@ -66,6 +66,18 @@ pub enum Error {
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] burn_shard_mpi::MpiError),
+    /// Ranks that are threads share a GPU, and NCCL wants one for each.
+    #[error(
+        "--comm nccl: ranks have to be processes (add --launch N, or start with torchrun or srun)"
+    )]
+    NcclThreads,
+    /// Built without NCCL.
+    #[error("--comm nccl: built without the cargo feature `cuda`")]
+    NoNccl,
+    /// NCCL did not let this process join.
+    #[cfg(feature = "cuda")]
+    #[error("--comm nccl: {0}")]
+    Nccl(#[from] burn_shard_nccl::NcclError),
     /// Ranks could not be started.
     #[error("--launch: {0}")]
     Launch(#[from] burn_shard_launch::LaunchError),

@@ -37,11 +37,25 @@ const REGISTRY_BYTES: usize = 16 << 20;
 /// # Errors
 /// Everything that can be known before training is refused before a rank trains.
 pub fn run(options: &Options, peak_bytes: fn() -> usize) -> Result<(), Error> {
-    let mut run = options.run()?;
+    let run = options.run()?;
     let device = run.device()?;
     let ranks = Ranks::join(options, &run)?;
+    run_on(&ranks, options, run, &device, peak_bytes)
+}
+
+/// [`run`] on ranks that have met already.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_on(
+    ranks: &Ranks,
+    options: &Options,
+    mut run: Run,
+    device: &Device,
+    peak_bytes: fn() -> usize,
+) -> Result<(), Error> {
     run.world_size = ranks.world_size();
-    ranks.together(|| train_and_report(options, &run, &device, &ranks, peak_bytes))
+    ranks.together(|| train_and_report(options, &run, device, ranks, peak_bytes))
 }
 
 fn train_and_report(

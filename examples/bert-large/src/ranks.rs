@@ -51,6 +51,11 @@ impl Ranks {
                 }
                 mpi()?
             }
+            (Comm::Nccl, None) => return Err(Error::NcclThreads),
+            (Comm::Nccl, Some(placement)) => {
+                share_cores(placement)?;
+                nccl(&ProcessGroup::from_env()?, placement.local_rank)?
+            }
         };
         match placement {
             Some(Placement {
@@ -162,6 +167,16 @@ fn share_cores(placement: &Placement) -> Result<(), Error> {
             message: error.to_string(),
         })
     })
+}
+
+#[cfg(feature = "cuda")]
+fn nccl(control: &ProcessGroup, device: usize) -> Result<ProcessGroup, Error> {
+    Ok(burn_shard_nccl::process_group(control, device)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn nccl(_control: &ProcessGroup, _device: usize) -> Result<ProcessGroup, Error> {
+    Err(Error::NoNccl)
 }
 
 #[cfg(feature = "mpi")]

@@ -19,8 +19,10 @@ use super::state::{ParamState, State, moment_bytes};
 use super::step::{GroupStep, Job, Owned};
 use crate::Error;
 use crate::device::{DeviceFlat, DeviceTensor};
+use crate::engine::Engine;
 use crate::flat::{Flat, FlatTensor, from_flat, to_flat};
 use crate::memory::MemoryKind;
+use crate::transfer::Fresh;
 
 /// Steps the members `stepped` of a group, and gathers them.
 pub(super) fn run(
@@ -36,8 +38,7 @@ pub(super) fn run(
     let params = if gathers {
         own_shards(step, flat, stepped)?
     } else {
-        // A clone of the module shares the buffer and must keep its values.
-        flat.make_unique();
+        make_unique(engine, flat);
         flat.clone()
     };
     let mut runs = Vec::new();
@@ -77,15 +78,48 @@ pub(super) fn run(
         }
     }
     if gathers {
-        let shards = Flat::Device(params).to_host();
-        let mut full = engine.pool.zeros(MemoryKind::Staging, flat.len_bytes());
+        gather(step, flat, &Flat::Device(params), stepped)?;
+    }
+    Ok(())
+}
+
+/// A clone of the module shares the buffer and must keep its values.
+fn make_unique(engine: &Engine, flat: &mut DeviceFlat) {
+    if flat.make_unique() {
+        engine.ledger.watch(MemoryKind::Parameters, flat);
+    }
+}
+
+/// Every rank's `flat`, the full buffer, ends with all ranks' elements of `stepped`, of which `shards` are
+/// this rank's.
+fn gather(
+    step: &GroupStep<'_>,
+    flat: &mut DeviceFlat,
+    shards: &Flat,
+    stepped: &[usize],
+) -> Result<(), Error> {
+    let engine = step.engine;
+    let group = &engine.plan.groups[step.group];
+    let input = step.gathered_from(shards, stepped)?;
+    let mut full = if engine.memory.is_reached() {
+        // In place: members that were not stepped keep their values.
+        make_unique(engine, flat);
+        Fresh::Device(flat.clone())
+    } else {
+        let len = flat.len_bytes();
+        let mut full = engine.pool.zeros(MemoryKind::Staging, len);
         if stepped.len() < group.members.len() {
-            // The others keep their values.
-            full.bytes_mut()
-                .copy_from_slice(&flat.download()[..flat.len_bytes()]);
+            full.bytes_mut().copy_from_slice(&flat.download()[..len]);
         }
-        step.all_gather(&shards, full.bytes_mut(), stepped)?;
-        *flat = flat.accelerator().upload(full.bytes());
+        Fresh::Host(full)
+    };
+    let parts = vec![(&mut full, step.gathered_to(stepped))];
+    let mut output = engine.output(group.dtype, parts)?;
+    let communicator = engine.group.communicator();
+    communicator.all_gather(input.segments(), &mut *output)?;
+    drop(output);
+    if let Flat::Device(placed) = engine.place(MemoryKind::Parameters, full) {
+        *flat = placed;
     }
     Ok(())
 }

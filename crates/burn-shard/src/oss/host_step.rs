@@ -11,8 +11,8 @@ use super::state::{Moments, ParamState, State, moment_bytes};
 use super::step::{GroupStep, Job, Owned};
 use crate::Error;
 use crate::bind::stored_len;
-use crate::flat::FlatTensor;
-use crate::host::HostTensor;
+use crate::flat::{Flat, FlatTensor};
+use crate::host::{HostTensor, pieces_mut};
 use crate::memory::MemoryKind;
 
 /// Steps the members `stepped` of a group, and gathers them.
@@ -66,7 +66,11 @@ pub(super) fn run(
             let len = member.shard_numel * size;
             shards.bytes_mut()[to..to + len].copy_from_slice(&bytes[from..from + len]);
         }
-        step.all_gather(&shards.freeze(), bytes, stepped)?;
+        let input = step.gathered_from(&Flat::Host(shards.freeze()), stepped)?;
+        let ranges = step.gathered_to(stepped).into_iter();
+        let mut output = pieces_mut(bytes, group.dtype, ranges);
+        let communicator = engine.group.communicator();
+        communicator.all_gather(input.segments(), &mut output)?;
     }
     Ok(())
 }

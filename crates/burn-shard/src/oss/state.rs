@@ -9,7 +9,6 @@ use crate::buffer::Buffer;
 #[cfg(feature = "cubecl")]
 use crate::device::DeviceFlat;
 use crate::engine::Engine;
-use crate::flat::Memory;
 use crate::memory::MemoryKind;
 use crate::plan::Place;
 
@@ -60,11 +59,13 @@ enum Moment {
 
 impl Moment {
     fn zeros(engine: &Engine, bytes: usize) -> Self {
-        match &engine.memory {
-            Memory::Host => Self::Host(engine.pool.zeros(MemoryKind::OptimizerState, bytes)),
-            #[cfg(feature = "cubecl")]
-            Memory::Device(accelerator) => Self::Device(accelerator.zeros(bytes)),
+        #[cfg(feature = "cubecl")]
+        if let Some(accelerator) = engine.memory.accelerator() {
+            let flat = accelerator.zeros(bytes);
+            engine.ledger.watch(MemoryKind::OptimizerState, &flat);
+            return Self::Device(flat);
         }
+        Self::Host(engine.pool.zeros(MemoryKind::OptimizerState, bytes))
     }
 
     fn read(&self) -> Vec<f32> {

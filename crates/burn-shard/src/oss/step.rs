@@ -6,7 +6,6 @@ use std::sync::Arc;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::Bytes;
 
 use super::StepError;
 use super::config::Method;
@@ -15,7 +14,8 @@ use super::state::{State, elements};
 use crate::bind::{Storage, detach};
 use crate::engine::Engine;
 use crate::flat::{Flat, FlatTensor};
-use crate::host::{HostTensor, TensorSegments, pieces_mut};
+use crate::layout::MemberLayout;
+use crate::transfer::Input;
 use crate::{Error, ShardedModule};
 
 pub(super) fn step<M: Module>(
@@ -172,36 +172,31 @@ impl GroupStep<'_> {
         (method, self.lr.lr_from_param(job.id, path))
     }
 
-    /// Every rank's `bytes`, the full buffer, end with all ranks' stepped elements of `members`, of
-    /// which `shards` are this rank's.
-    pub(super) fn all_gather(
-        &self,
-        shards: &Arc<Bytes>,
-        bytes: &mut [u8],
-        members: &[usize],
-    ) -> Result<(), Error> {
-        let engine = self.engine;
-        let group = &engine.plan.groups[self.group];
-        let layout = |index: usize| &group.layout.members[engine.plan.place[index].member];
+    /// What the gather of the stepped `members` reads: this rank's `shards`.
+    pub(super) fn gathered_from(&self, shards: &Flat, members: &[usize]) -> Result<Input, Error> {
+        let group = &self.engine.plan.groups[self.group];
+        let shards = self.engine.readable(shards);
         let tensors = members
             .iter()
             .map(|&index| {
-                let member = layout(index);
-                let (offset, shape) = (member.shard_offset, [member.shard_numel]);
-                let shard = HostTensor::view(Arc::clone(shards), offset, &shape, group.dtype);
+                let member = self.layout(index);
+                let shape = [member.shard_numel];
+                let shard = shards.view(member.shard_offset, &shape, group.dtype);
                 (member.shard_numel, Some(shard))
             })
             .collect();
-        let input = Arc::new(TensorSegments {
-            dtype: group.dtype,
-            tensors,
-            label: engine.plan.label(self.group),
-        });
-        let ranges = members
-            .iter()
-            .map(|&index| (layout(index).full_offset, layout(index).numel));
-        let mut output = pieces_mut(bytes, group.dtype, ranges);
-        engine.group.communicator().all_gather(input, &mut output)?;
-        Ok(())
+        let label = self.engine.plan.label(self.group);
+        self.engine.input(group.dtype, label, tensors)
+    }
+
+    /// Where the gather of the stepped `members` writes in the group's full buffer, in elements.
+    pub(super) fn gathered_to(&self, members: &[usize]) -> Vec<(usize, usize)> {
+        let member = |&index: &usize| (self.layout(index).full_offset, self.layout(index).numel);
+        members.iter().map(member).collect()
+    }
+
+    fn layout(&self, index: usize) -> &MemberLayout {
+        let group = &self.engine.plan.groups[self.group];
+        &group.layout.members[self.engine.plan.place[index].member]
     }
 }

@@ -10,6 +10,8 @@
     reason = "helpers of tests, each of which uses a part of them"
 )]
 
+pub mod on_device;
+
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::{
     Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
