@@ -8,8 +8,11 @@ use std::sync::Arc;
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::backend::{Backend, DispatchDevice, tensor::FloatTensor};
 use burn::tensor::{Bytes, Device, Tensor};
-use burn_shard_comm::{DType, ProcessGroup};
+use burn_shard_comm::DType;
+#[cfg(feature = "nccl")]
+use burn_shard_comm::ProcessGroup;
 
+#[cfg(feature = "nccl")]
 use crate::Error;
 #[cfg(feature = "cubecl")]
 use crate::device::{Accelerator, DeviceFlat, DeviceTensor};
@@ -46,15 +49,13 @@ impl Memory {
     /// # Errors
     ///
     /// [`Error::OtherDevice`].
+    #[cfg(feature = "nccl")]
     pub(crate) fn reached_by(self, group: &ProcessGroup) -> Result<Self, Error> {
-        match self {
-            #[cfg(feature = "nccl")]
-            Self::Device(accelerator) => Ok(match Direct::of(&accelerator, group)? {
-                Some(direct) => Self::Direct(direct),
-                None => Self::Device(accelerator),
-            }),
-            other => Ok(other),
-        }
+        let Self::Device(accelerator) = self else {
+            return Ok(self);
+        };
+        let direct = Direct::of(&accelerator, group)?;
+        Ok(direct.map_or(Self::Device(accelerator), Self::Direct))
     }
 
     /// Whether the module's tensors are on a device that the group's communicator reaches.

@@ -119,6 +119,7 @@ fn check<M: Module>(
             device: format!("{device:?}"),
         })?,
     };
+    #[cfg(feature = "nccl")]
     let memory = memory.reached_by(group)?;
     let params = inspect(module, group.rank())?;
     let plan = Plan::new(

@@ -84,6 +84,8 @@ pub fn train_all(job: &Job<'_>, ranks: &Ranks) -> Result<Vec<RankReport>, Error>
             // Dropout differs between ranks, and repeats: this process has its own generator.
             job.device
                 .seed(job.run.seed.wrapping_add(group.rank() as u64));
+            // In tests it has not: nobody may seed it while rank 0 draws its parameters.
+            group.barrier()?;
             all_of(group, &train(job, group)?)
         }
     }
