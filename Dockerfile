@@ -3,7 +3,7 @@
 #
 #   docker build -t burn-shard:cuda .
 #   docker run --rm --gpus all --shm-size 1g -v "$PWD/text:/data:ro" -v burn-shard:/cache \
-#       --entrypoint tini burn-shard:cuda -g -- burn-shard launch -n 8 -- bert-large --corpus /data
+#       burn-shard:cuda --backend cuda --comm nccl --launch 8 --corpus /data
 #
 # The host needs a driver for this CUDA, and the NVIDIA container toolkit.
 ARG CUDA=12.9.1

@@ -35,7 +35,8 @@ pub struct Placement {
     /// Host of rank 0: a name or an address. `127.0.0.1` if all ranks are known to share a host and
     /// `MASTER_ADDR` is not set.
     pub master_addr: String,
-    /// Port on which rank 0 listens; 0 in a job of one process that was given none.
+    /// Port on which rank 0 listens; 0 in a job of one process that was given none. The one after
+    /// `MASTER_PORT` under torchrun, whose own store has that.
     pub master_port: u16,
     /// Name of the job, the same on all ranks; empty if unknown.
     pub job_id: String,
@@ -46,7 +47,7 @@ pub struct Placement {
 }
 
 /// What [`Placement::explain`] shows, besides what the families name themselves.
-const OTHERS: [&str; 13] = [
+const OTHERS: [&str; 14] = [
     "SLURM_NODEID",
     "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_TASKS_PER_NODE",
@@ -58,10 +59,13 @@ const OTHERS: [&str; 13] = [
     "PMIX_NAMESPACE",
     "MASTER_ADDR",
     "MASTER_PORT",
+    AGENT_STORE,
     "BURN_SHARD_JOB_ID",
     TOKEN,
 ];
 const TOKEN: &str = "BURN_SHARD_TOKEN";
+/// Set by torchrun itself, and not by others that set torchrun's variables.
+const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 const LOOPBACK: &str = "127.0.0.1";
 
 impl Placement {
@@ -116,6 +120,12 @@ impl Placement {
                     value: "0".to_owned(),
                     expected: "a port from 1 to 65535, the same on all ranks",
                 });
+            }
+            // torchrun's own store listens there.
+            Some(port)
+                if rule == Rule::Torchrun && vars.text(AGENT_STORE)?.as_deref() == Some("True") =>
+            {
+                port.checked_add(1).unwrap_or(port - 1)
             }
             Some(port) => port,
             None if world_size == 1 => 0,

@@ -23,6 +23,7 @@ fn find(environment: &str, name: &str) -> Option<String> {
     })
 }
 
+/// The names are those that torchrun of PyTorch 2.15 has set.
 const TORCHRUN: &str = "RANK=5
     WORLD_SIZE=8
     LOCAL_RANK=1
@@ -30,7 +31,8 @@ const TORCHRUN: &str = "RANK=5
     GROUP_RANK=1
     MASTER_ADDR=gpu001
     MASTER_PORT=29500
-    TORCHELASTIC_RUN_ID=none";
+    TORCHELASTIC_RUN_ID=none
+    TORCHELASTIC_USE_AGENT_STORE=True";
 
 /// Task 3 of `sbatch --nodes=2 --ntasks-per-node=2 scripts/slurm.sbatch`, recorded from Slurm 22.05.8
 /// with two nodes on one machine.
@@ -116,7 +118,8 @@ fn torchrun_is_understood() {
         local_rank: 1,
         local_world_size: Some(4),
         master_addr: "gpu001".into(),
-        master_port: 29500,
+        // 29500 is taken by torchrun's own store.
+        master_port: 29501,
         job_id: "none".into(),
         token: None,
         rule: Rule::Torchrun,
@@ -129,9 +132,15 @@ fn torchrun_is_understood() {
         Placement {
             job_id: "job 7".into(),
             token,
-            ..expected
+            ..expected.clone()
         }
     );
+
+    // Another launcher that sets the same variables: nobody listens there.
+    let others = TORCHRUN.replace("USE_AGENT_STORE=True", "USE_AGENT_STORE=False");
+    assert_eq!(placed(&others).master_port, 29500);
+    let last = TORCHRUN.replace("29500", "65535");
+    assert_eq!(placed(&last).master_port, 65534);
 }
 
 #[test]

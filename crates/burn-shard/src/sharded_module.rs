@@ -89,8 +89,9 @@ impl<M: Module> ShardedModule<M> {
 
     /// Model-state bytes on this rank, by kind, counted as they live.
     ///
-    /// Gradients that an all-reduce left in Burn's own tensors count until they are reduced. Of a module
-    /// on a CubeCL device, only what passes through host memory is counted: its allocator is Burn's.
+    /// Gradients that an all-reduce left in Burn's own tensors count until they are reduced. On a device
+    /// buffers count as what was asked for, not as what its allocator rounds it up to; what Burn's fusion
+    /// has queued keeps what it reads. Scratch memory of NCCL is not counted.
     #[must_use]
     pub fn memory(&self) -> MemoryReport {
         self.engine.ledger.report()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use burn_shard::{MemoryKind, MemoryReport, ShardingStrategy};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::cli::{Backend, Run};
+use crate::cli::Run;
 use crate::error::Error;
 use crate::ranks::Ranks;
 use crate::train::{RankReport, StepLoss};
@@ -234,9 +234,6 @@ fn memory_table(run: &Run, numel: usize, ranks: &Ranks, reports: &[RankReport]) 
     let totals = formulas.map(|formula| formula.iter().sum());
     row("together", &|report| report.total_peak_bytes, None);
     row("between steps", &|report| report.live_bytes, Some(totals));
-    if run.backend != Backend::Flex {
-        line("(measured is what passed through host memory: buffers on a device are not counted)");
-    }
     match ranks {
         Ranks::Threads(_) => {
             let peaks = reports.iter().map(|report| report.process_peak_bytes);
