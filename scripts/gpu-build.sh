@@ -9,19 +9,21 @@ profile="${GPU_PROFILE:-release}"
 target="${CARGO_TARGET_DIR:-target}"
 mkdir -p "$folder"
 
-# build PACKAGE FEATURES KIND NAME: KIND is --example or --bin. One line per program that a stage runs.
+# build PACKAGES FEATURES KIND NAME: KIND is --example or --bin. One line per program that a stage runs.
 build() {
-    local package=$1 features=$2 kind=$3 name=$4 from
-    cargo build --locked --profile "$profile" -p "$package" --features "$features" "$kind" "$name"
+    local packages features=$2 kind=$3 name=$4 from
+    read -ra packages <<<"$1"
+    cargo build --locked --profile "$profile" "${packages[@]/#/-p}" --features "$features" "$kind" "$name"
     from="$target/${profile/dev/debug}"
     [[ $kind == --example ]] && from+=/examples
     install -m 755 "$from/$name" "$folder/$name"
 }
 
-# tests PACKAGE FEATURES TEST: the program of one file of tests.
+# tests PACKAGES FEATURES TEST: the program of one file of tests.
 tests() {
-    local package=$1 features=$2 name=$3 program
-    program=$(cargo test --locked --profile "$profile" -p "$package" --features "$features" --test "$name" --no-run 2>&1 |
+    local packages features=$2 name=$3 program
+    read -ra packages <<<"$1"
+    program=$(cargo test --locked --profile "$profile" "${packages[@]/#/-p}" --features "$features" --test "$name" --no-run 2>&1 |
         tee /dev/stderr | sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
     install -m 755 "$program" "$folder/test-$name"
 }
@@ -32,8 +34,8 @@ for name in adam norm pack sgd; do
 done
 build burn-shard-kernel-checks cuda --bin burn-shard-kernel-checks
 # One selection of packages and features, or Burn is built twice.
-tests burn-shard cuda cuda
-build bert-large cuda --bin bert-large
+tests 'burn-shard bert-large' bert-large/cuda cuda
+build 'burn-shard bert-large' bert-large/cuda --bin bert-large
 # Text for it to train on: what the crates of this build say of themselves.
 find "${CARGO_HOME:-$HOME/.cargo}/registry/src" -mindepth 3 -maxdepth 3 -name README.md -print0 |
     sort -z | xargs -0 cat >"$folder/text.md"

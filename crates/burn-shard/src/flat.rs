@@ -58,6 +58,10 @@ impl Memory {
         Ok(direct.map_or(Self::Device(accelerator), Self::Direct))
     }
 
+    pub(crate) fn collectives_in_place(&self) -> bool {
+        matches!(self, Self::Host) || self.is_reached()
+    }
+
     /// Whether the module's tensors are on a device that the group's communicator reaches.
     pub(crate) fn is_reached(&self) -> bool {
         match self {

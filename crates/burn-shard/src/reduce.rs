@@ -11,7 +11,6 @@ use burn::backend::autodiff::NodeId;
 use burn_shard_comm::{DType, OwnedSegments, ReduceOp, Work};
 
 use crate::Error;
-#[cfg(feature = "nccl")]
 use crate::ParamSpec;
 use crate::anchor::Levels;
 use crate::context::Context;
@@ -20,9 +19,7 @@ use crate::host::{HostTensor, PiecesMut};
 use crate::instance::Instance;
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
-#[cfg(feature = "nccl")]
-use crate::transfer::Fresh;
-use crate::transfer::Input;
+use crate::transfer::{Fresh, Input};
 use crate::unshard::Unsharded;
 
 /// Reductions begun and not finished: a rank may run ahead of its peers by this many groups, and
@@ -231,6 +228,8 @@ impl Reducer {
         let group = &context.plan.groups[flight.group];
         if group.strategy.shards_gradients() {
             self.finish_reduce_scatter(context, flight)?;
+        } else if context.memory.is_reached() {
+            self.finish_on_device(context, flight)?;
         } else {
             self.finish_all_reduce(context, flight)?;
         }
@@ -263,24 +262,15 @@ impl Reducer {
         Ok(())
     }
 
-    /// Each member ends as the full average; on the host, in the memory of this rank's own gradient.
+    /// Each member ends as the full average, in the memory of this rank's own gradient.
     fn finish_all_reduce(&mut self, context: &Context, flight: InFlight) -> Result<(), Error> {
         let first = flight.members[0];
-        let input = match flight.input {
-            Input::Host(input) => input,
-            #[cfg(feature = "nccl")]
-            Input::Direct(_) => return self.finish_on_device(context, flight),
-        };
         let mut work = flight.work;
         work.wait()
             .map_err(|source| failed(context, first, source))?;
         let dtype = flight.dtype;
-        let tensors = match Arc::try_unwrap(input) {
-            Ok(input) => input.tensors,
-            Err(shared) => shared.tensors.clone(),
-        };
+        let tensors = flight.input.into_host().into_iter();
         let mut full: Vec<HostTensor> = tensors
-            .into_iter()
             .zip(&flight.members)
             .map(|((_, tensor), &index)| {
                 tensor.unwrap_or_else(|| {
@@ -302,8 +292,8 @@ impl Reducer {
         Ok(())
     }
 
-    /// As [`Reducer::finish_all_reduce`], into buffers of their own.
-    #[cfg(feature = "nccl")]
+    /// The same where the communicator reaches the module's device, into buffers of their own: on one,
+    /// nobody knows when the gradients have been read.
     fn finish_on_device(&mut self, context: &Context, flight: InFlight) -> Result<(), Error> {
         let first = flight.members[0];
         let params = flight.members.iter().map(|&i| &context.plan.params[i]);

@@ -87,6 +87,13 @@ impl<M: Module> ShardedModule<M> {
         &self.engine.group
     }
 
+    /// Whether collectives read and write the module's tensors where they are. `false`: they are on a
+    /// device that the group's communicator does not reach, and are copied to host memory and back.
+    #[must_use]
+    pub fn collectives_in_place(&self) -> bool {
+        self.engine.memory.collectives_in_place()
+    }
+
     /// Model-state bytes on this rank, by kind, counted as they live.
     ///
     /// Gradients that an all-reduce left in Burn's own tensors count until they are reduced. On a device

@@ -13,7 +13,7 @@ use crate::device::DeviceFlat;
 #[cfg(feature = "nccl")]
 use crate::direct::DirectSegments;
 use crate::flat::{Flat, FlatTensor};
-use crate::host::{PiecesMut, TensorSegments, pieces_mut};
+use crate::host::{HostTensor, PiecesMut, TensorSegments, pieces_mut};
 use crate::memory::MemoryKind;
 
 /// What a collective reads.
@@ -29,6 +29,18 @@ impl Input {
             Self::Host(segments) => Arc::clone(segments) as _,
             #[cfg(feature = "nccl")]
             Self::Direct(segments) => Arc::clone(segments) as _,
+        }
+    }
+
+    /// The tensors in host memory; those that nobody else reads any more are free to be written.
+    pub(crate) fn into_host(self) -> Vec<(usize, Option<HostTensor>)> {
+        match self {
+            Self::Host(segments) => match Arc::try_unwrap(segments) {
+                Ok(segments) => segments.tensors,
+                Err(shared) => shared.tensors.clone(),
+            },
+            #[cfg(feature = "nccl")]
+            Self::Direct(_) => unreachable!("what the communicator reaches is on the device"),
         }
     }
 }

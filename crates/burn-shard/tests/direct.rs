@@ -181,6 +181,7 @@ fn parameters_and_gradients_do_not_pass_through_the_host() {
         spawn(2, 0, |group, memory| {
             let linear = LinearConfig::new(WIDTH, WIDTH).init(&device());
             let mut model = ShardedModule::new(linear, strategy, group).unwrap();
+            assert!(model.collectives_in_place());
             let mut oss = Oss::new(AdamConfig::new(), group).unwrap();
             let wrapped = memory.staged_bytes.load(Relaxed);
             assert!(wrapped > WIDTH * WIDTH * 4, "wrapping sends from the host");

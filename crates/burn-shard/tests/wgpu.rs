@@ -126,6 +126,7 @@ fn what_was_computed_before_a_step_has_the_parameters_of_before() {
         ProcessGroup::spawn(2, |group| {
             let device = device(group.rank());
             let mut model = ShardedModule::new(OddNet::new(&device), strategy, &group).unwrap();
+            assert!(!model.collectives_in_place());
             let mut oss = Oss::new(AdamConfig::new(), &group).unwrap();
             let batch = Batch::new(group.rank(), 0, strategy);
             let expected = common::bits(model.loss(&batch, &device));

@@ -18,7 +18,7 @@ use crate::data::batches::{Batches, Dataset, Shard};
 use crate::error::Error;
 use crate::model::BertForPreTraining;
 use crate::ranks::{Ranks, all_of};
-use crate::report::{Progress, Step};
+use crate::report::{Progress, Step, line};
 use crate::weights;
 
 /// What ranks need to train.
@@ -101,6 +101,9 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
     let group_cap_bytes = (bytes / 16).clamp(64 << 10, 25 << 20);
     let config = ShardConfig::new(run.strategy).with_group_cap_bytes(group_cap_bytes);
     let mut model = ShardedModule::new(model, config, group)?;
+    if group.rank() == 0 && !model.collectives_in_place() {
+        line("collectives: through host memory (--comm nccl works on that of GPUs)");
+    }
     let adam_w = AdamWConfig::new()
         .with_epsilon(1e-6)
         .with_weight_decay(0.01);

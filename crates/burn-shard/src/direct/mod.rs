@@ -21,7 +21,6 @@ mod cpu;
 mod cuda;
 
 use std::any::Any;
-use std::time::Duration;
 
 use burn_cubecl::CubeDevice;
 use burn_shard_comm::{DType, ProcessGroup, Segments, SegmentsMut};
@@ -45,7 +44,8 @@ pub(crate) struct Direct {
     /// Of the device, among those of its kind.
     number: usize,
     /// For where there is no stream to order, and the host has to wait.
-    deadline: Duration,
+    #[cfg(feature = "cpu")]
+    deadline: std::time::Duration,
 }
 
 impl Direct {
@@ -82,6 +82,7 @@ impl Direct {
             rank,
             accelerator: accelerator.clone(),
             number,
+            #[cfg(feature = "cpu")]
             deadline: group.deadline(),
         }))
     }
