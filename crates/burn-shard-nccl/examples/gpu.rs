@@ -29,6 +29,7 @@ use burn_shard_comm::{
 };
 use burn_shard_nccl::{DeviceSegments, Memory, Nccl, NcclCommunicator, NcclError, Owner};
 use burn_shard_nccl_double::HostMemory;
+use parking_lot::Mutex;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const MEBIBYTES: [usize; 3] = [1, 16, 256];
@@ -50,15 +51,18 @@ fn main() -> ExitCode {
     };
     let ranks = arguments.iter().position(|argument| argument == "--ranks");
     let ranks = ranks.map_or(1, |at| arguments[at + 1].parse().unwrap());
-    let ranks = processes().map_or(ranks, ProcessGroup::world_size);
-    match arguments.first().map(String::as_str) {
+    let ranks = processes().map_or(ranks, |group| group.world_size());
+    let code = match arguments.first().map(String::as_str) {
         Some("conformance") => conformance(library, ranks),
         Some("bandwidth") => bandwidth(library, ranks),
         _ => {
             eprintln!("usage: gpu conformance|bandwidth [--ranks N] [--double]");
             ExitCode::from(2)
         }
-    }
+    };
+    // Dropped, not left to the end of the process: its last words would not be sent.
+    drop(GROUP.get().and_then(|group| group.lock().take()));
+    code
 }
 
 fn join(control: &ProcessGroup, library: Library) -> (ProcessGroup, Arc<dyn Memory>, Arc<Nccl>) {
@@ -92,21 +96,22 @@ fn gpu(_: usize) -> Result<Arc<dyn Memory>, NcclError> {
     panic!("built without the feature cuda")
 }
 
+static GROUP: OnceLock<Mutex<Option<ProcessGroup>>> = OnceLock::new();
+
 /// The launcher's group, if there is one.
-fn processes() -> Option<&'static ProcessGroup> {
-    static GROUP: OnceLock<Option<ProcessGroup>> = OnceLock::new();
+fn processes() -> Option<ProcessGroup> {
     let group = GROUP.get_or_init(|| match ProcessGroup::from_env() {
-        Ok(group) => Some(group),
-        Err(Error::NoLauncher) => None,
+        Ok(group) => Mutex::new(Some(group)),
+        Err(Error::NoLauncher) => Mutex::default(),
         Err(error) => panic!("{error}"),
     });
-    group.as_ref()
+    group.lock().clone()
 }
 
 /// Runs `f` on this process's rank of the launcher's group, one NCCL after another, or else on threads.
 fn spawn(world_size: usize, f: impl Fn(&ProcessGroup) + Sync) -> Result<(), Error> {
     if let Some(control) = processes() {
-        f(control);
+        f(&control);
         return control.barrier();
     }
     let local = Local::new(world_size).deadline(DEADLINE);
