@@ -27,6 +27,23 @@ macro_rules! on_every_runtime {
     };
 }
 
+/// Defines tests as [`on_every_runtime!`] does, on those runtimes alone that promise what they look at.
+#[macro_export]
+macro_rules! only_on {
+    (cpu: $($name:ident),* $(,)?) => {
+        #[cfg(feature = "cpu")]
+        mod only_on_cpu {
+            $(#[test] fn $name() { super::$name(&$crate::client("cpu")); })*
+        }
+    };
+    (cuda: $($name:ident),* $(,)?) => {
+        #[cfg(feature = "cuda")]
+        mod only_on_cuda {
+            $(#[test] #[ignore = "needs 1 GPU"] fn $name() { super::$name(&$crate::client("cuda")); })*
+        }
+    };
+}
+
 /// A client of the first device of a runtime.
 ///
 /// # Panics
@@ -53,13 +70,24 @@ pub fn is_exact(client: &Client) -> bool {
     client.properties().hardware.num_cpu_cores.is_some()
 }
 
-/// The dtypes `client` has buffers of.
+/// The dtypes `client` has buffers of: all, but for WGSL.
+///
+/// # Panics
+///
+/// If another runtime lacks one, which its tests would otherwise leave out.
 #[must_use]
 pub fn dtypes(client: &Client) -> Vec<Dtype> {
-    [Dtype::F32, Dtype::F16, Dtype::BF16]
+    let all = [Dtype::F32, Dtype::F16, Dtype::BF16];
+    let dtypes: Vec<_> = all
         .into_iter()
         .filter(|dtype| dtype.is_supported(client))
-        .collect()
+        .collect();
+    assert!(
+        dtypes == all || client.name().contains("wgpu"),
+        "{} has only {dtypes:?}",
+        client.name()
+    );
+    dtypes
 }
 
 /// The bytes of `values` in `dtype`, rounded to the nearest even.

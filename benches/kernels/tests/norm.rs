@@ -6,20 +6,20 @@
     reason = "f64 results are compared as f32"
 )]
 
-use burn_shard_kernel_checks::{
-    Rng, download, dtypes, is_exact, on_every_runtime, rounded, upload,
-};
+use burn_shard_kernel_checks::{Rng, download, dtypes, on_every_runtime, only_on, rounded, upload};
 use burn_shard_kernels::cube::{Dtype, FlatBuffer, NormBuffers, clip_coefficient, norms};
 use cubecl::client::Client;
 
 on_every_runtime!(
     norms_are_those_of_f64_at_every_length,
     several_buffers_count_as_one,
-    small_terms_beside_large_ones_are_not_lost,
     the_bits_are_the_same_from_run_to_run,
     one_value_that_is_not_finite_is_found_wherever_it_is,
     the_clip_coefficient_is_that_of_the_unscaled_norm,
 );
+// WGSL compilers may undo the compensation.
+only_on!(cpu: small_terms_beside_large_ones_are_not_lost);
+only_on!(cuda: small_terms_beside_large_ones_are_not_lost);
 
 fn scalar(client: &Client) -> FlatBuffer {
     upload(client, &[9.0], Dtype::F32)
@@ -44,10 +44,10 @@ fn expected(values: &[f32]) -> (f64, f32) {
 
 /// 2^-22, or what reassociation may lose over the longest run here.
 fn tolerance(client: &Client) -> f64 {
-    if is_exact(client) {
-        2f64.powi(-22)
-    } else {
+    if client.name().contains("wgpu") {
         2f64.powi(-24) * 400.0
+    } else {
+        2f64.powi(-22)
     }
 }
 
@@ -103,12 +103,11 @@ fn several_buffers_count_as_one(client: &Client) {
     assert_eq!(run(client, &[]), [0.0; 3]);
 }
 
-/// One vector of large squares, then 31 of ones that are each less than half an ulp of the sum, and so on:
-/// plain `f32` loses all ones, four times what is allowed.
+/// 16 large squares, then 496 of ones that are each less than half an ulp of the sum, and so on: plain
+/// `f32` loses all ones, four times what is allowed. A CPU adds them in the first pass, where a unit's
+/// vectors are neighbours, a GPU in the second.
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 fn small_terms_beside_large_ones_are_not_lost(client: &Client) {
-    if !is_exact(client) {
-        return;
-    }
     let mut values = vec![1.0; 1 << 23];
     for values in values.chunks_mut(32 * 16) {
         values[..16].fill(5793.0);
@@ -163,7 +162,5 @@ fn the_clip_coefficient_is_that_of_the_unscaled_norm(client: &Client) {
     assert_eq!(coefficient(100.0, Some(8.0), 2.0), 1.0);
     assert_eq!(coefficient(0.0, None, 2.0), 1.0);
     assert_eq!(coefficient(f32::INFINITY, None, 2.0), 0.0);
-    if is_exact(client) {
-        assert!(coefficient(f32::NAN, None, 2.0).is_nan());
-    }
+    assert!(coefficient(f32::NAN, None, 2.0).is_nan());
 }

@@ -67,9 +67,7 @@ fn a_refused_step_writes_nothing(client: &Client) {
         copy: None,
     };
     let (short, one, two) = (f32s(1.0, 63), f32s(1.0, 1), f32s(1.0, 2));
-    let half = Dtype::F16
-        .is_supported(client)
-        .then(|| upload(client, &[1.0; 64], Dtype::F16));
+    let half = FlatBuffer::new(client, whole.handle(), 0, 64, Dtype::F16);
     let step = |buffers: AdamBuffers<'_>,
                 control: StepControl<'_>,
                 ranges: &[std::ops::Range<usize>],
@@ -129,7 +127,8 @@ fn a_refused_step_writes_nothing(client: &Client) {
             param_numel: 64
         })
     );
-    if let Some(half) = &half {
+    if Dtype::F16.is_supported(client) {
+        let half = &half.unwrap();
         assert_eq!(
             step(
                 AdamBuffers {
@@ -162,6 +161,12 @@ fn a_refused_step_writes_nothing(client: &Client) {
                 found: "f32"
             })
         );
+    } else {
+        let refusal = Error::UnsupportedDtype {
+            dtype: "f16",
+            runtime: client.name(),
+        };
+        assert_eq!(half.map(|_| ()), Err(refusal));
     }
     assert_eq!(
         step(
@@ -480,8 +485,27 @@ fn tensors_have_to_fit_their_slots(client: &Client) {
             second: "another tensor"
         })
     );
+    // Neighbours do not overlap, nor does what is empty; the order of the list does not matter.
+    let part = |start: usize, numel| {
+        let handle = handle.clone().offset_start(start as u64 * 4);
+        StridedTensor::new(client, 0, &handle, &[numel], &[1], Dtype::F32).unwrap()
+    };
+    let three = [slot(0, 40), slot(40, 40), slot(80, 40)];
+    let overlapping = [part(32, 32), part(0, 16), part(15, 17)];
+    assert_eq!(
+        unpacked(&overlapping, &three),
+        Err(Error::Overlap {
+            first: "tensor",
+            second: "another tensor"
+        })
+    );
     assert_same_bits("flat", &[9.0; 128], &download(client, &flat));
     assert_same_bits("source", &[1.0; 64], &download(client, &source));
+    let apart = [part(32, 32), part(0, 16), part(16, 16)];
+    assert_eq!(unpacked(&apart, &three), Ok(()));
+    let empty_inside = [part(32, 32), part(40, 0), part(0, 32)];
+    assert_eq!(unpacked(&empty_inside, &three), Ok(()));
+    assert_same_bits("source", &[9.0; 64], &download(client, &source));
 }
 
 /// Memory of one device means nothing on another: CubeCL's CPU runtime has several.

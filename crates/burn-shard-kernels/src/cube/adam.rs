@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 use super::buffer::{Dtype, FlatBuffer, StepControl, optional_arg};
 use super::geometry::{Geometry, Walk};
 use super::step::{check_step, grad_scale, rounded, skipped};
+use super::throttle::Throttle;
 use crate::adam::{AdamHyper, AdamScalars, AdamWScalars};
 use crate::error::{Error, check_numel};
 
@@ -129,6 +130,7 @@ fn step(
 ) -> Result<(), Error> {
     let (moment, copy) = check(client, buffers, control, ranges)?;
     let grad = buffers.grad.dtype().elem();
+    let mut throttle = Throttle::new(client);
     for range in ranges.iter().filter(|range| !range.is_empty()) {
         let geometry = Geometry::new(client, 4, range.start, range.len());
         let vector = geometry.vector;
@@ -166,6 +168,7 @@ fn step(
                 [grad, moment.elem(), copy.elem()],
             );
         }
+        throttle.launched();
     }
     Ok(())
 }

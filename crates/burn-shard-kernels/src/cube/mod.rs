@@ -27,6 +27,7 @@ mod norm;
 mod pack;
 mod sgd;
 mod step;
+mod throttle;
 
 #[cfg(feature = "ptx")]
 pub mod ptx;

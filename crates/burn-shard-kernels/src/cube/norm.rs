@@ -10,6 +10,7 @@ use cubecl::prelude::*;
 
 use super::buffer::{Dtype, FlatBuffer, check_devices, check_disjoint, check_scalar};
 use super::geometry::{address_type, cpu_cores, vector_width};
+use super::throttle::Throttle;
 use crate::error::{Error, check_finite};
 
 /// Slots per buffer of the first pass: enough units for a large GPU, and for the cores of a CPU.
@@ -77,6 +78,7 @@ pub fn norms(client: &Client, buffers: &[&FlatBuffer], out: &NormBuffers<'_>) ->
     };
     let mut from = partials(slots)?;
     let mut first_slot = 0;
+    let mut throttle = Throttle::new(client);
     for (buffer, plan) in &plans {
         let cube_dim = CubeDim::new(client, plan.units);
         // SAFETY: `buffer` is a checked view of this device, of which the units look at `len`
@@ -99,6 +101,7 @@ pub fn norms(client: &Client, buffers: &[&FlatBuffer], out: &NormBuffers<'_>) ->
             );
         }
         first_slot += plan.units;
+        throttle.launched();
     }
     while slots > FAN_IN {
         let units = slots.div_ceil(FAN_IN);

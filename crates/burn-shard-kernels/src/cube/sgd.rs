@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 use super::buffer::{Dtype, FlatBuffer, StepControl, optional_arg};
 use super::geometry::{Geometry, Walk};
 use super::step::{check_step, grad_scale, rounded, skipped};
+use super::throttle::Throttle;
 use crate::error::{Error, check_numel};
 use crate::sgd::{SgdHyper, SgdScalars};
 
@@ -56,6 +57,7 @@ pub fn sgd_step(
         dtype(buffers.velocity),
         dtype(buffers.copy),
     ];
+    let mut throttle = Throttle::new(client);
     for range in ranges.iter().filter(|range| !range.is_empty()) {
         let geometry = Geometry::new(client, 4, range.start, range.len());
         let vector = geometry.vector;
@@ -87,6 +89,7 @@ pub fn sgd_step(
                 dtypes,
             );
         }
+        throttle.launched();
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use cubecl::client::Client;
 pub(super) use kernel::Direction;
 #[cfg(feature = "ptx")]
 pub(super) use kernel::{PieceCompilationArg, batch_in_kernel, batch_out_kernel, move_kernel};
+use tensor::some_overlap;
 pub use tensor::{Slot, StridedTensor};
 
 use super::buffer::{FlatBuffer, check_devices};
@@ -36,7 +37,8 @@ impl Strategy {
         // Of buffers: one each, the flat one, and that of scalars.
         let bindings = client.properties().hardware.max_bindings as usize;
         let most = if super::geometry::cpu_cores(client).is_some() {
-            64
+            // More are hardly faster, and take seconds to compile.
+            16
         } else {
             // More do not fit the registers of CUDA: docs/ptx.md.
             8
@@ -93,12 +95,12 @@ pub fn unpack(
         if tensor.repeats_elements() {
             return Err(Error::SelfOverlap { index });
         }
-        if tensors[..index].iter().any(|other| other.overlaps(tensor)) {
-            return Err(Error::Overlap {
-                first: "tensor",
-                second: "another tensor",
-            });
-        }
+    }
+    if some_overlap(tensors) {
+        return Err(Error::Overlap {
+            first: "tensor",
+            second: "another tensor",
+        });
     }
     plan::launch(
         client,

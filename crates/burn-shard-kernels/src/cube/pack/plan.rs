@@ -7,6 +7,7 @@ use super::kernel::{Direction, PieceLaunch, batch_in_kernel, batch_out_kernel, m
 use super::{Slot, Strategy, StridedTensor};
 use crate::cube::buffer::{Dtype, FlatBuffer};
 use crate::cube::geometry::{Geometry, address_type, vector_width};
+use crate::cube::throttle::Throttle;
 
 /// What moves in vectors of one width: all of a tensor, or its whole vectors, or the rest.
 #[derive(Clone, Copy)]
@@ -48,7 +49,11 @@ pub(super) fn launch(
     let (mut alike, single): (Vec<_>, Vec<_>) = moves
         .into_iter()
         .partition(|piece| batch > 1 && piece.tensor.is_contiguous());
-    single.iter().for_each(|piece| mover.one(piece));
+    let mut throttle = Throttle::new(client);
+    for piece in &single {
+        mover.one(piece);
+        throttle.launched();
+    }
     // Sorting is stable: of one kind, pieces keep the order of the flat buffer.
     let kind = |piece: &Move<'_>| (piece.tensor.dtype() as u8, piece.vector);
     alike.sort_by_key(kind);
@@ -58,6 +63,7 @@ pub(super) fn launch(
                 [piece] => mover.one(piece),
                 pieces => mover.batch(pieces),
             }
+            throttle.launched();
         }
     }
 }

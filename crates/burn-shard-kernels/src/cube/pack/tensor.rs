@@ -161,28 +161,28 @@ impl StridedTensor {
         start..start + extent(&self.shape, &self.strides).unwrap_or(u64::MAX / size) * size
     }
 
-    /// Whether it may share a byte with `other`: their ranges meet.
-    pub(super) fn overlaps(&self, other: &Self) -> bool {
-        meet(
-            &self.handle,
-            self.byte_range(),
-            &other.handle,
-            other.byte_range(),
-        )
-    }
-
+    /// Whether it may share a byte with `flat`: their ranges meet.
     pub(super) fn overlaps_flat(&self, flat: &FlatBuffer) -> bool {
-        meet(
-            &self.handle,
-            self.byte_range(),
-            flat.handle(),
-            flat.byte_range(),
-        )
+        let (a, b) = (self.byte_range(), flat.byte_range());
+        same_memory(&self.handle, flat.handle()) && a.start.max(b.start) < a.end.min(b.end)
     }
 }
 
-fn meet(a: &Handle, a_range: Range<u64>, b: &Handle, b_range: Range<u64>) -> bool {
-    same_memory(a, b) && a_range.start < b_range.end && b_range.start < a_range.end
+/// Whether two of `tensors`, all of one device, may share a byte: their ranges meet.
+pub(super) fn some_overlap(tensors: &[StridedTensor]) -> bool {
+    let mut ranges: Vec<_> = tensors
+        .iter()
+        .map(|tensor| (tensor.handle.memory.descriptor().id, tensor.byte_range()))
+        .filter(|(_, range)| !range.is_empty())
+        .collect();
+    // Of ranges in order, some meet where neighbours do.
+    ranges.sort_unstable_by_key(|(memory, range)| (*memory, range.start));
+    ranges.windows(2).any(|pair| {
+        let [(a, before), (b, after)] = pair else {
+            return false;
+        };
+        a == b && after.start < before.end
+    })
 }
 
 /// Elements from the first to the last, both included; `None` if that overflows.
