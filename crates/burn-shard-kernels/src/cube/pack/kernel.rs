@@ -82,17 +82,72 @@ pub(crate) fn batch_in_kernel<I: Float, O: Float, N: Size>(
     #[define(I, O)] _dtypes: [ElemType; 2],
 ) {
     let count = comptime!(from.len());
-    #[unroll]
-    for k in 0..count {
-        if ABSOLUTE_POS >= first_units[k] && ABSOLUTE_POS < first_units[k + 1] {
-            let piece = &pieces[k];
-            let first = (ABSOLUTE_POS - first_units[k]) * run;
-            for at in first..min(first + run, piece.padded) {
-                if at < piece.len {
-                    to[piece.flat + at] = cast::<I, O, N>(from[k][piece.base + at], scale, scaled);
-                } else {
-                    to[piece.flat + at] = Vector::new(O::from_int(0));
-                }
+    // A grid is rounded up.
+    if ABSOLUTE_POS < first_units[count] {
+        move_in::<I, O, N>(
+            &from,
+            to,
+            &pieces,
+            &first_units,
+            run,
+            scale,
+            scaled,
+            0usize,
+            count,
+        );
+    }
+}
+
+/// One unit's part of the pieces `first..last`, of which one is its own: a binary search that is
+/// unrolled, since buffers have no index at run time.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "what the kernel has, and two more")]
+fn move_in<I: Float, O: Float, N: Size>(
+    from: &Sequence<Box<[Vector<I, N>]>>,
+    to: &mut [Vector<O, N>],
+    pieces: &Sequence<Piece>,
+    first_units: &Sequence<usize>,
+    run: usize,
+    scale: f32,
+    #[comptime] scaled: bool,
+    #[comptime] first: usize,
+    #[comptime] last: usize,
+) {
+    let middle = comptime!(first.midpoint(last));
+    if comptime!(last - first > 1) {
+        if ABSOLUTE_POS < first_units[middle] {
+            move_in::<I, O, N>(
+                from,
+                to,
+                pieces,
+                first_units,
+                run,
+                scale,
+                scaled,
+                first,
+                middle,
+            );
+        } else {
+            move_in::<I, O, N>(
+                from,
+                to,
+                pieces,
+                first_units,
+                run,
+                scale,
+                scaled,
+                middle,
+                last,
+            );
+        }
+    } else {
+        let piece = &pieces[first];
+        let start = (ABSOLUTE_POS - first_units[first]) * run;
+        for at in start..min(start + run, piece.padded) {
+            if at < piece.len {
+                to[piece.flat + at] = cast::<I, O, N>(from[first][piece.base + at], scale, scaled);
+            } else {
+                to[piece.flat + at] = Vector::new(O::from_int(0));
             }
         }
     }
@@ -111,15 +166,68 @@ pub(crate) fn batch_out_kernel<I: Float, O: Float, N: Size>(
     #[define(I, O)] _dtypes: [ElemType; 2],
 ) {
     let count = comptime!(to.len());
-    #[unroll]
-    for k in 0..count {
-        if ABSOLUTE_POS >= first_units[k] && ABSOLUTE_POS < first_units[k + 1] {
-            let piece = &pieces[k];
-            let to = &mut to[k];
-            let first = (ABSOLUTE_POS - first_units[k]) * run;
-            for at in first..min(first + run, piece.len) {
-                to[piece.base + at] = cast::<I, O, N>(from[piece.flat + at], scale, scaled);
-            }
+    if ABSOLUTE_POS < first_units[count] {
+        move_out::<I, O, N>(
+            from,
+            &mut to,
+            &pieces,
+            &first_units,
+            run,
+            scale,
+            scaled,
+            0usize,
+            count,
+        );
+    }
+}
+
+/// The way back of [`move_in()`].
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "what the kernel has, and two more")]
+fn move_out<I: Float, O: Float, N: Size>(
+    from: &[Vector<I, N>],
+    to: &mut Sequence<Box<[Vector<O, N>]>>,
+    pieces: &Sequence<Piece>,
+    first_units: &Sequence<usize>,
+    run: usize,
+    scale: f32,
+    #[comptime] scaled: bool,
+    #[comptime] first: usize,
+    #[comptime] last: usize,
+) {
+    let middle = comptime!(first.midpoint(last));
+    if comptime!(last - first > 1) {
+        if ABSOLUTE_POS < first_units[middle] {
+            move_out::<I, O, N>(
+                from,
+                to,
+                pieces,
+                first_units,
+                run,
+                scale,
+                scaled,
+                first,
+                middle,
+            );
+        } else {
+            move_out::<I, O, N>(
+                from,
+                to,
+                pieces,
+                first_units,
+                run,
+                scale,
+                scaled,
+                middle,
+                last,
+            );
+        }
+    } else {
+        let piece = &pieces[first];
+        let to = &mut to[first];
+        let start = (ABSOLUTE_POS - first_units[first]) * run;
+        for at in start..min(start + run, piece.len) {
+            to[piece.base + at] = cast::<I, O, N>(from[piece.flat + at], scale, scaled);
         }
     }
 }
