@@ -241,6 +241,7 @@ fn packing(client: &Client, title: &str, sizes: &[usize]) {
     for strategy in [
         Strategy::PerTensor,
         Strategy::Batched(4),
+        Strategy::Batched(8),
         Strategy::Batched(16),
         Strategy::Batched(64),
     ] {

@@ -485,12 +485,22 @@ fn tensors_have_to_fit_their_slots(client: &Client) {
             second: "another tensor"
         })
     );
+    let three = [slot(0, 40), slot(40, 40), slot(80, 40)];
+    let most = client.properties().hardware.max_bindings as usize - 2;
+    let strategy = Strategy::Batched(most + 1);
+    assert_eq!(
+        pack(client, &both, &flat, &three, 1.0, strategy),
+        Err(Error::BatchTooLarge {
+            tensors: most + 1,
+            most,
+            runtime: client.name()
+        })
+    );
     // Neighbours do not overlap, nor does what is empty; the order of the list does not matter.
     let part = |start: usize, numel| {
         let handle = handle.clone().offset_start(start as u64 * 4);
         StridedTensor::new(client, 0, &handle, &[numel], &[1], Dtype::F32).unwrap()
     };
-    let three = [slot(0, 40), slot(40, 40), slot(80, 40)];
     let overlapping = [part(32, 32), part(0, 16), part(15, 17)];
     assert_eq!(
         unpacked(&overlapping, &three),

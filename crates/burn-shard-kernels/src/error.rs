@@ -158,6 +158,16 @@ pub enum Error {
         /// Number of slots.
         slots: usize,
     },
+    /// More tensors are to share a launch than the runtime binds buffers.
+    #[error("{tensors} tensors per launch, where runtime {runtime} takes up to {most}")]
+    BatchTooLarge {
+        /// Tensors per launch that were asked for.
+        tensors: usize,
+        /// The most that fit beside the flat buffer.
+        most: usize,
+        /// The runtime of the client.
+        runtime: &'static str,
+    },
     /// A slot of a flat buffer is shorter than its tensor.
     #[error("slot {index} has room for {padded_numel} elements, its tensor has {numel}")]
     SlotTooSmall {

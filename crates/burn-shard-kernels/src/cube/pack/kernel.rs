@@ -101,7 +101,10 @@ pub(crate) fn batch_in_kernel<I: Float, O: Float, N: Size>(
 /// One unit's part of the pieces `first..last`, of which one is its own: a binary search that is
 /// unrolled, since buffers have no index at run time.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "what the kernel has, and two more")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "what the kernel has, and two more"
+)]
 fn move_in<I: Float, O: Float, N: Size>(
     from: &Sequence<Box<[Vector<I, N>]>>,
     to: &mut [Vector<O, N>],
@@ -183,7 +186,10 @@ pub(crate) fn batch_out_kernel<I: Float, O: Float, N: Size>(
 
 /// The way back of [`move_in()`].
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "what the kernel has, and two more")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "what the kernel has, and two more"
+)]
 fn move_out<I: Float, O: Float, N: Size>(
     from: &[Vector<I, N>],
     to: &mut Sequence<Box<[Vector<O, N>]>>,

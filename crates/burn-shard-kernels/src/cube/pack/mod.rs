@@ -34,8 +34,6 @@ impl Strategy {
     /// `benches/kernels` measures it.
     #[must_use]
     pub fn fastest(client: &Client) -> Self {
-        // Of buffers: one each, the flat one, and that of scalars.
-        let bindings = client.properties().hardware.max_bindings as usize;
         let most = if super::geometry::cpu_cores(client).is_some() {
             // More are hardly faster, and take seconds to compile.
             16
@@ -43,7 +41,26 @@ impl Strategy {
             // More do not fit the registers of CUDA: docs/ptx.md.
             8
         };
-        Self::Batched(bindings.saturating_sub(2).clamp(1, most))
+        Self::Batched(Self::largest_batch(client).clamp(1, most))
+    }
+
+    /// The most tensors a launch takes: of the buffers a runtime binds, one is the flat one, and one
+    /// that of scalars.
+    fn largest_batch(client: &Client) -> usize {
+        let bindings = client.properties().hardware.max_bindings as usize;
+        bindings.saturating_sub(2)
+    }
+
+    fn check(self, client: &Client) -> Result<(), Error> {
+        let most = Self::largest_batch(client);
+        match self {
+            Self::Batched(tensors) if tensors > most.max(1) => Err(Error::BatchTooLarge {
+                tensors,
+                most,
+                runtime: client.name(),
+            }),
+            Self::PerTensor | Self::Batched(_) => Ok(()),
+        }
     }
 }
 
@@ -62,7 +79,7 @@ impl Strategy {
 ///
 /// All are refusals, before anything is launched: [`Error::SlotCount`], [`Error::SlotTooSmall`],
 /// [`Error::RangeOutOfBounds`], [`Error::RangesOverlap`] (slots ascend), [`Error::NotFinite`],
-/// [`Error::OtherDevice`], [`Error::Overlap`].
+/// [`Error::OtherDevice`], [`Error::Overlap`], [`Error::BatchTooLarge`].
 pub fn pack(
     client: &Client,
     tensors: &[StridedTensor],
@@ -71,6 +88,7 @@ pub fn pack(
     scale: f32,
     strategy: Strategy,
 ) -> Result<(), Error> {
+    strategy.check(client)?;
     check(client, tensors, flat, slots, scale)?;
     plan::launch(client, tensors, flat, slots, scale, strategy, Direction::In);
     Ok(())
@@ -90,6 +108,7 @@ pub fn unpack(
     scale: f32,
     strategy: Strategy,
 ) -> Result<(), Error> {
+    strategy.check(client)?;
     check(client, tensors, flat, slots, scale)?;
     for (index, tensor) in tensors.iter().enumerate() {
         if tensor.repeats_elements() {
