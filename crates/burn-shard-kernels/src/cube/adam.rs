@@ -37,7 +37,8 @@ pub struct AdamBuffers<'a> {
 ///
 /// # Ordering
 ///
-/// Returns when the launches are queued; they are ordered as all work of this client's stream.
+/// Returns when the launches are queued; they are ordered as all work of this client's stream. On the
+/// CPU runtime some are waited for where they are many.
 ///
 /// # Errors
 ///

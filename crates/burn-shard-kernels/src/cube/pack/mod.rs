@@ -38,7 +38,7 @@ impl Strategy {
             // More are hardly faster, and take seconds to compile.
             16
         } else {
-            // More do not fit the registers of CUDA: docs/ptx.md.
+            // Takes few registers on CUDA (docs/ptx.md); whether more are faster is not known.
             8
         };
         Self::Batched(Self::largest_batch(client).clamp(1, most))
@@ -73,7 +73,8 @@ impl Strategy {
 ///
 /// # Ordering
 ///
-/// Returns when the launches are queued; they are ordered as all work of this client's stream.
+/// Returns when the launches are queued; they are ordered as all work of this client's stream. On the
+/// CPU runtime some are waited for where they are many.
 ///
 /// # Errors
 ///
