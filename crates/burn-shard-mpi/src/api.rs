@@ -1,5 +1,5 @@
-//! Checked calls of the MPI library: the only file with `unsafe` but for the probe of
-//! `single_copy.rs`.
+//! Checked calls of the MPI library: all of the `unsafe` but for the probe of `single_copy.rs` and two
+//! calls that end the process.
 //!
 //! Here lives what makes the calls sound. One thread at a time calls MPI: each call takes
 //! [`Calls`], a turn at the lock [`TURN`]. What MPI reads or writes after a call has returned is a
@@ -269,20 +269,6 @@ impl<'a> Calls<'a> {
         Ok(Comm(comm))
     }
 
-    /// Starts to wait for all ranks of `comm`.
-    pub(crate) fn start_barrier(&mut self, comm: Comm) -> Result<Barrier, MpiError> {
-        let mut request = null_request();
-        // SAFETY: MPI is initialized and it is our turn; the pointer is to a live handle.
-        let code = unsafe { sys::MPI_Ibarrier(comm.0, &raw mut request) };
-        self.check("MPI_Ibarrier", code)?;
-        Ok(Barrier(request))
-    }
-
-    /// Whether all have arrived.
-    pub(crate) fn barrier(&mut self, barrier: &mut Barrier) -> Result<bool, MpiError> {
-        Ok(self.test(&mut barrier.0, "MPI_Ibarrier")?.is_some())
-    }
-
     /// Starts to send the first `numel` bytes of an idle slot.
     pub(crate) fn send(
         &mut self,
@@ -384,10 +370,6 @@ pub(crate) struct Duplicate {
     comm: NonNull<sys::MPI_Comm>,
     request: sys::MPI_Request,
 }
-
-/// A barrier that not all have reached.
-#[derive(Debug)]
-pub(crate) struct Barrier(sys::MPI_Request);
 
 /// Memory that MPI may read or write while a message is under way.
 #[derive(Debug)]

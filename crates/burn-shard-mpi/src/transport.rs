@@ -12,6 +12,7 @@ use burn_shard_comm::{Fault, Limit, Transport};
 use crate::{
     api::{Calls, Comm, Slot},
     error::MpiError,
+    exit,
     patience::Patience,
     peer::Peer,
     process::{self, Job},
@@ -24,8 +25,6 @@ const CHUNK: usize = 256 << 10;
 const DEPTH: usize = 4;
 /// Bytes that are sent without waiting for a receiver, as [`Transport::exchange`] promises.
 const SMALL: usize = 4 << 10;
-/// How long a rank waits for the others to ask for a transport.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Tags of messages.
 const DATA: i32 = 0;
@@ -97,12 +96,14 @@ impl MpiTransport {
     ///
     /// Each call makes a transport with messages of its own. All ranks of the job have to make the
     /// same calls in the same order, of this and of [`MpiTransport::first`]; each waits for the
-    /// others, five minutes at most.
+    /// others, at most as long as `BURN_SHARD_TIMEOUT` says
+    /// ([`ProcessGroup::deadline_from_env`](burn_shard_comm::ProcessGroup::deadline_from_env)).
     ///
     /// # Errors
     ///
     /// See [`MpiError`]. If initializing MPI itself fails, OpenMPI may end the process with a
-    /// message of its own.
+    /// message of its own; if it does not return in time, because some ranks do not come to it, this
+    /// library does, as nothing else can.
     pub fn init() -> Result<Self, MpiError> {
         let job = Job::join()?;
         Self::new(job, job.size)
@@ -127,10 +128,10 @@ impl MpiTransport {
     }
 
     fn new(job: Job, world_size: usize) -> Result<Self, MpiError> {
-        let comm = job.duplicate(DEADLINE)?;
+        let comm = job.duplicate()?;
         let open = job.rank < world_size;
         if open {
-            process::open();
+            exit::open();
         }
         Ok(Self {
             job,
@@ -143,6 +144,12 @@ impl MpiTransport {
             letter: None,
             open,
         })
+    }
+
+    /// How long ranks wait for each other: what `BURN_SHARD_TIMEOUT` said when this one joined the job.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        self.job.deadline
     }
 
     /// Number of this rank among those of the job on the same host.
@@ -309,7 +316,7 @@ impl MpiTransport {
     fn close(&mut self) {
         if self.open {
             self.open = false;
-            process::closed();
+            exit::closed();
         }
     }
 }
