@@ -1,16 +1,19 @@
 //! [`MpiTransport`]: messages between the ranks of an MPI job.
 //!
-//! Bytes travel in chunks through memory of the transport, not from and to the caller's: MPI has no
-//! way to take back a send, so an exchange that is over, late or cancelled, would leave it reading
-//! memory that the caller has freed. That costs a copy on either side, from or to a cache mostly;
-//! and it keeps every message below what a C int can count.
+//! Bytes travel in chunks, which keeps every message below what a C int can count. They are sent from
+//! memory of the transport, not from the caller's: MPI has no way to take back a send, so an exchange
+//! that is over, late or cancelled, would leave it reading memory that the caller has freed. The copy
+//! costs nothing: a chunk is in the caches when another process reads it, which is faster than to read it
+//! from the caller's. It is received straight into the caller's memory ([`land`]).
 
-use std::{collections::VecDeque, time::Duration};
+mod exchange;
+
+use std::time::Duration;
 
 use burn_shard_comm::{Fault, Limit, Transport};
 
 use crate::{
-    api::{Calls, Comm, Slot},
+    api::{Calls, Comm, Slot, land},
     error::MpiError,
     exit,
     patience::Patience,
@@ -19,12 +22,7 @@ use crate::{
     single_copy::SingleCopy,
 };
 
-/// Bytes of one message. Large enough for few of them, small enough for the caches.
-const CHUNK: usize = 256 << 10;
-/// Messages under way in each direction.
-const DEPTH: usize = 4;
-/// Bytes that are sent without waiting for a receiver, as [`Transport::exchange`] promises.
-const SMALL: usize = 4 << 10;
+use exchange::Lane;
 
 /// Tags of messages.
 const DATA: i32 = 0;
@@ -34,14 +32,13 @@ const FAREWELL: i32 = 1;
 ///
 /// # Memory
 ///
-/// Up to 2 MiB. After a failed exchange, what MPI may still use of it is kept until the process ends.
+/// 1 MiB. After a failed exchange, what MPI may still read of it is kept until the process ends.
 #[derive(Debug)]
 pub struct MpiTransport {
     job: Job,
     world_size: usize,
     comm: Comm,
     outgoing: Lane,
-    incoming: Lane,
     /// Small messages that nobody waits for.
     loose: Vec<Slot>,
     peers: Vec<Peer>,
@@ -50,44 +47,12 @@ pub struct MpiTransport {
     open: bool,
 }
 
-/// The slots of one direction, those under way first, in order.
-#[derive(Debug, Default)]
-struct Lane {
-    busy: VecDeque<(Slot, usize)>,
-    idle: Vec<Slot>,
-}
-
 /// A farewell under way.
 #[derive(Debug)]
 struct Letter {
     peer: usize,
     numel: usize,
     slot: Slot,
-}
-
-/// How far one direction of an exchange is.
-struct Progress {
-    started: usize,
-    finished: usize,
-    numel: usize,
-}
-
-impl Progress {
-    fn new(numel: usize) -> Self {
-        Self {
-            started: 0,
-            finished: 0,
-            numel,
-        }
-    }
-
-    fn next_chunk(&self) -> usize {
-        (self.numel - self.started).min(CHUNK)
-    }
-
-    fn is_over(&self) -> bool {
-        self.finished == self.numel
-    }
 }
 
 impl MpiTransport {
@@ -138,7 +103,6 @@ impl MpiTransport {
             world_size,
             comm,
             outgoing: Lane::default(),
-            incoming: Lane::default(),
             loose: Vec::new(),
             peers: vec![Peer::default(); world_size],
             letter: None,
@@ -168,110 +132,6 @@ impl MpiTransport {
     #[must_use]
     pub fn single_copy(&self) -> SingleCopy {
         self.job.single_copy
-    }
-
-    /// Sends and receives what is possible now; whether it was anything.
-    fn step(
-        &mut self,
-        (to, send, out): (usize, &[u8], &mut Progress),
-        (from, receive, back): (usize, &mut [u8], &mut Progress),
-    ) -> Result<bool, Fault> {
-        let mut calls = Calls::take().map_err(|_ending| Fault::Cancelled)?;
-        self.listen(&mut calls)?;
-        let mut moved = false;
-        // Receives first: a message that is expected is not stored by MPI.
-        while back.started < back.numel && self.incoming.busy.len() < DEPTH {
-            let numel = back.next_chunk();
-            let mut slot = self.incoming.take();
-            let started = calls.receive(&mut slot, numel, self.comm, (from, DATA));
-            started.map_err(|error| gone(from, &error))?;
-            self.incoming.busy.push_back((slot, numel));
-            back.started += numel;
-        }
-        moved |= self.start_sends(&mut calls, to, send, out)?;
-        while let Some((slot, numel)) = self.incoming.busy.front_mut() {
-            let numel = *numel;
-            let arrived = calls.done(slot).map_err(|error| gone(from, &error))?;
-            let Some(arrived) = arrived else { break };
-            if arrived.numel != numel {
-                let message = format!("sent {} bytes where {numel} were expected", arrived.numel);
-                return Err(Fault::Gone {
-                    peer: from,
-                    message,
-                });
-            }
-            receive[back.finished..][..numel].copy_from_slice(&slot.bytes_mut()[..numel]);
-            self.incoming.recycle();
-            self.peers[from].received += 1;
-            back.finished += numel;
-            moved = true;
-        }
-        while let Some((slot, numel)) = self.outgoing.busy.front_mut() {
-            let numel = *numel;
-            let done = calls.done(slot).map_err(|error| gone(to, &error))?;
-            if done.is_none() {
-                break;
-            }
-            self.outgoing.recycle();
-            out.finished += numel;
-            moved = true;
-        }
-        if !moved {
-            self.still_there(to, from, out, back)?;
-        }
-        Ok(moved)
-    }
-
-    fn start_sends(
-        &mut self,
-        calls: &mut Calls<'_>,
-        to: usize,
-        send: &[u8],
-        out: &mut Progress,
-    ) -> Result<bool, Fault> {
-        let before = out.started;
-        self.loose
-            .retain_mut(|slot| matches!(calls.done(slot), Ok(None)));
-        while out.started < out.numel && self.outgoing.busy.len() < DEPTH {
-            if self.peers[to].left.is_some() {
-                return Err(left(to));
-            }
-            let numel = out.next_chunk();
-            let mut slot = if send.len() <= SMALL {
-                Slot::new(numel)
-            } else {
-                self.outgoing.take()
-            };
-            slot.bytes_mut()[..numel].copy_from_slice(&send[out.started..][..numel]);
-            let started = calls.send(&mut slot, numel, self.comm, (to, DATA));
-            started.map_err(|error| gone(to, &error))?;
-            self.peers[to].sent += 1;
-            out.started += numel;
-            if send.len() <= SMALL {
-                self.loose.push(slot);
-                out.finished += numel;
-            } else {
-                self.outgoing.busy.push_back((slot, numel));
-            }
-        }
-        Ok(out.started > before)
-    }
-
-    /// Whether those that were to send or receive have not left before they did.
-    fn still_there(
-        &self,
-        to: usize,
-        from: usize,
-        out: &Progress,
-        back: &Progress,
-    ) -> Result<(), Fault> {
-        if !back.is_over() && !self.peers[from].may_send() {
-            return Err(left(from));
-        }
-        if !out.is_over() && !self.peers[to].may_receive() {
-            return Err(left(to));
-        }
-        Ok(())
     }
 
     /// Looks for farewells.
@@ -338,24 +198,9 @@ impl Transport for MpiTransport {
         receive: &mut [u8],
         limit: Limit<'_>,
     ) -> Result<(), Fault> {
-        let (mut out, mut back) = (Progress::new(send.len()), Progress::new(receive.len()));
-        let mut patience = Patience::default();
-        loop {
-            let moved = Self::failed(self.step((to, send, &mut out), (from, receive, &mut back)))?;
-            let peers = match (out.is_over(), back.is_over()) {
-                (true, true) => return Ok(()),
-                (true, false) => &[from][..],
-                (false, true) => &[to],
-                (false, false) if to == from => &[to],
-                (false, false) => &[to.min(from), to.max(from)],
-            };
-            let slice = Self::failed(limit.slice(peers))?;
-            if moved {
-                patience.reset();
-            } else {
-                patience.pause(slice);
-            }
-        }
+        Self::failed(land(receive, from, |back| {
+            self.drive((to, send), (from, back), limit)
+        }))
     }
 
     fn poll(&mut self) -> Result<(), Fault> {
@@ -403,18 +248,6 @@ impl Drop for MpiTransport {
             process::failed();
         }
         self.close();
-    }
-}
-
-impl Lane {
-    fn take(&mut self) -> Slot {
-        self.idle.pop().unwrap_or_else(|| Slot::new(CHUNK))
-    }
-
-    /// The first slot is done.
-    fn recycle(&mut self) {
-        self.idle
-            .extend(self.busy.pop_front().map(|(slot, _)| slot));
     }
 }
 

@@ -4,15 +4,24 @@
 //! Here lives what makes the calls sound. One thread at a time calls MPI: each call takes
 //! [`Calls`], a turn at the lock [`TURN`]. What MPI reads or writes after a call has returned is a
 //! [`Slot`], memory that nobody else can reach until MPI says it is done with it, and that is never
-//! freed if MPI never says so. When to call what is decided elsewhere.
+//! freed if MPI never says so; or a [`Landing`], which is not left before. When to call what is decided
+//! elsewhere.
+
+mod comm;
+mod landing;
+mod slot;
 
 use std::{
     ffi::{c_char, c_int},
-    ptr::{self, NonNull},
+    ptr,
 };
 
 use mpi_sys as sys;
 use parking_lot::{Mutex, MutexGuard};
+
+pub(crate) use comm::{Comm, world};
+pub(crate) use landing::{Landing, land};
+pub(crate) use slot::Slot;
 
 use crate::error::MpiError;
 
@@ -43,19 +52,6 @@ pub(crate) struct Calls<'a> {
     pub(crate) state: MutexGuard<'a, State>,
     rank: usize,
 }
-
-/// A communicator that lives until the process ends.
-///
-/// It is never freed: messages may be under way to a rank that has left, and MPI may give the next
-/// communicator the number of one that was freed, so that they would turn up there.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Comm(sys::MPI_Comm);
-
-// SAFETY: a handle, which MPI_THREAD_SERIALIZED lets any thread use in turn; `Calls` sees to the
-// turns.
-unsafe impl Send for Comm {}
-// SAFETY: as above.
-unsafe impl Sync for Comm {}
 
 /// What came.
 #[derive(Clone, Copy, Debug)]
@@ -96,12 +92,6 @@ pub(crate) fn init() -> Result<(), MpiError> {
     Ok(())
 }
 
-/// The communicator of all ranks of the job. MPI has to be initialized.
-pub(crate) fn world() -> Comm {
-    // SAFETY: a constant of the library.
-    Comm(unsafe { sys::RSMPI_COMM_WORLD })
-}
-
 fn byte() -> sys::MPI_Datatype {
     // SAFETY: a constant of the library.
     unsafe { sys::RSMPI_UINT8_T }
@@ -115,11 +105,6 @@ fn null_request() -> sys::MPI_Request {
 fn any_source() -> c_int {
     // SAFETY: a constant of the library.
     unsafe { sys::RSMPI_ANY_SOURCE }
-}
-
-fn null_comm() -> sys::MPI_Comm {
-    // SAFETY: a constant of the library.
-    unsafe { sys::RSMPI_COMM_NULL }
 }
 
 fn empty_status() -> sys::MPI_Status {
@@ -179,41 +164,6 @@ impl<'a> Calls<'a> {
         check(Some(self.rank), call, code)
     }
 
-    /// Makes failed calls return, where MPI would end the job.
-    pub(crate) fn return_errors(&mut self, comm: Comm) -> Result<(), MpiError> {
-        // SAFETY: a constant of the library.
-        let handler = unsafe { sys::RSMPI_ERRORS_RETURN };
-        // SAFETY: MPI is initialized and it is our turn (`self`); the handles are valid.
-        let code = unsafe { sys::MPI_Comm_set_errhandler(comm.0, handler) };
-        self.check("MPI_Comm_set_errhandler", code)
-    }
-
-    /// This rank in `comm`, and how many there are.
-    pub(crate) fn place(&mut self, comm: Comm) -> Result<(usize, usize), MpiError> {
-        let (mut rank, mut size) = (0, 0);
-        // SAFETY: MPI is initialized and it is our turn; the pointer is to a live integer.
-        let code = unsafe { sys::MPI_Comm_rank(comm.0, &raw mut rank) };
-        self.check("MPI_Comm_rank", code)?;
-        // SAFETY: as above.
-        let code = unsafe { sys::MPI_Comm_size(comm.0, &raw mut size) };
-        self.check("MPI_Comm_size", code)?;
-        Ok((to_usize(rank), to_usize(size)))
-    }
-
-    /// The ranks of the job that share memory with this one. Waits for all of the job.
-    pub(crate) fn neighbours(&mut self) -> Result<Comm, MpiError> {
-        let mut comm = null_comm();
-        // SAFETY: a constant of the library.
-        let shared = unsafe { sys::RSMPI_COMM_TYPE_SHARED };
-        // SAFETY: a constant of the library.
-        let info = unsafe { sys::RSMPI_INFO_NULL };
-        let key = to_int(self.rank);
-        // SAFETY: MPI is initialized and it is our turn; the pointer is to a live handle.
-        let code = unsafe { sys::MPI_Comm_split_type(world().0, shared, key, info, &raw mut comm) };
-        self.check("MPI_Comm_split_type", code)?;
-        Ok(Comm(comm))
-    }
-
     /// Every rank of `comm` ends with the numbers of all. Waits for all of them.
     pub(crate) fn all_gather(
         &mut self,
@@ -229,84 +179,6 @@ impl<'a> Calls<'a> {
         let code = unsafe { sys::MPI_Allgather(from, numel, byte(), to, numel, byte(), comm.0) };
         self.check("MPI_Allgather", code)?;
         Ok(all)
-    }
-
-    /// Starts to make a communicator of the ranks of the job; all of them have to.
-    pub(crate) fn start_duplicate(&mut self) -> Result<Duplicate, MpiError> {
-        // Kept forever, as the communicator is.
-        let comm = NonNull::from(Box::leak(Box::new(null_comm())));
-        let mut request = null_request();
-        // SAFETY: MPI is initialized and it is our turn; `comm` points to memory that is never freed.
-        let code = unsafe { sys::MPI_Comm_idup(world().0, comm.as_ptr(), &raw mut request) };
-        self.check("MPI_Comm_idup", code)?;
-        Ok(Duplicate { comm, request })
-    }
-
-    /// The communicator, once all ranks have started to make it.
-    pub(crate) fn duplicate(
-        &mut self,
-        duplicate: &mut Duplicate,
-    ) -> Result<Option<Comm>, MpiError> {
-        if self
-            .test(&mut duplicate.request, "MPI_Comm_idup")?
-            .is_none()
-        {
-            return Ok(None);
-        }
-        // SAFETY: never freed, and MPI is done with it.
-        let comm = Comm(unsafe { *duplicate.comm.as_ptr() });
-        self.return_errors(comm)?;
-        Ok(Some(comm))
-    }
-
-    /// A communicator of all ranks of the job. Waits for all of them.
-    pub(crate) fn duplicate_world(&mut self) -> Result<Comm, MpiError> {
-        let mut comm = null_comm();
-        // SAFETY: MPI is initialized and it is our turn; the pointer is to a live handle.
-        let code = unsafe { sys::MPI_Comm_dup(world().0, &raw mut comm) };
-        self.check("MPI_Comm_dup", code)?;
-        self.return_errors(Comm(comm))?;
-        Ok(Comm(comm))
-    }
-
-    /// Starts to send the first `numel` bytes of an idle slot.
-    pub(crate) fn send(
-        &mut self,
-        slot: &mut Slot,
-        numel: usize,
-        comm: Comm,
-        (to, tag): (usize, c_int),
-    ) -> Result<(), MpiError> {
-        let bytes = slot.bytes_mut()[..numel].as_ptr().cast();
-        let (numel, to) = (to_int(numel), to_int(to));
-        let request = &raw mut slot.request;
-        // SAFETY: MPI is initialized and it is our turn; the memory is that of an idle slot, which
-        // nobody touches until the request is complete, and has `numel` bytes (indexed above).
-        let code = unsafe { sys::MPI_Isend(bytes, numel, byte(), to, tag, comm.0, request) };
-        self.check("MPI_Isend", code)
-    }
-
-    /// Starts to fill the first `numel` bytes of an idle slot.
-    pub(crate) fn receive(
-        &mut self,
-        slot: &mut Slot,
-        numel: usize,
-        comm: Comm,
-        (from, tag): (usize, c_int),
-    ) -> Result<(), MpiError> {
-        let bytes = slot.bytes_mut()[..numel].as_mut_ptr().cast();
-        let (numel, from) = (to_int(numel), to_int(from));
-        let request = &raw mut slot.request;
-        // SAFETY: as in `send`.
-        let code = unsafe { sys::MPI_Irecv(bytes, numel, byte(), from, tag, comm.0, request) };
-        self.check("MPI_Irecv", code)
-    }
-
-    /// What came, or an arrival without meaning for what was sent, once MPI is done with the slot.
-    /// An idle slot is done.
-    pub(crate) fn done(&mut self, slot: &mut Slot) -> Result<Option<Arrival>, MpiError> {
-        let status = self.test(&mut slot.request, "MPI_Test")?;
-        status.map(|status| self.arrival(&status)).transpose()
     }
 
     /// A message with this tag that could be received, from whom and how long.
@@ -361,59 +233,5 @@ impl<'a> Calls<'a> {
     pub(crate) fn abort(&mut self) {
         // SAFETY: MPI is initialized and it is our turn.
         let _code = unsafe { sys::MPI_Abort(world().0, 1) };
-    }
-}
-
-/// A communicator that is being made. May be dropped: what MPI still writes is never freed.
-#[derive(Debug)]
-pub(crate) struct Duplicate {
-    comm: NonNull<sys::MPI_Comm>,
-    request: sys::MPI_Request,
-}
-
-/// Memory that MPI may read or write while a message is under way.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    memory: NonNull<[u8]>,
-    /// Null: the slot is idle.
-    request: sys::MPI_Request,
-}
-
-// SAFETY: it owns its memory; the handle may be used by any thread in turn, see `Comm`.
-unsafe impl Send for Slot {}
-
-impl Slot {
-    pub(crate) fn new(numel: usize) -> Self {
-        Self {
-            memory: NonNull::from(Box::leak(vec![0u8; numel].into_boxed_slice())),
-            request: null_request(),
-        }
-    }
-
-    /// The bytes.
-    ///
-    /// # Panics
-    ///
-    /// While a message is under way.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        assert!(self.is_idle(), "a slot under way should be left alone");
-        // SAFETY: from `Box::leak` in `new`, freed in `drop` only; idle, so MPI is done with it,
-        // and `self` is borrowed for as long as the slice.
-        unsafe { self.memory.as_mut() }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.request == null_request()
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        // A send cannot be taken back, and a receive not always: what MPI may still use is kept
-        // forever.
-        if self.is_idle() {
-            // SAFETY: from `Box::leak` in `new`; idle, so MPI is done with it.
-            drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
-        }
     }
 }
