@@ -21,7 +21,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{
     desk::{Desk, Shelf},
-    line::{Failure, Line, after},
+    line::{Failure, Line},
     verdict, words,
     work::Job,
 };
@@ -30,6 +30,7 @@ use crate::{
     communicator::Collective,
     error::Error,
     spawn::panic_message,
+    time::after,
     traffic::Traffic,
     transport::{Fault, Limit, Transport},
 };
