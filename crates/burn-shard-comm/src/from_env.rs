@@ -26,7 +26,7 @@ impl ProcessGroup {
     /// |---|---|
     /// | `BURN_SHARD_TOKEN` | shared secret of the job; needed beyond one host |
     /// | `BURN_SHARD_BIND` | address of this host to listen on, `0.0.0.0` for all; needed beyond one host |
-    /// | `BURN_SHARD_TIMEOUT` | seconds that ranks wait for each other, at the start and in each collective; 300 |
+    /// | `BURN_SHARD_TIMEOUT` | see [`ProcessGroup::deadline_from_env`] |
     ///
     /// # Errors
     ///
@@ -47,11 +47,7 @@ impl ProcessGroup {
     /// ```
     pub fn from_env() -> Result<Self, Error> {
         let placement = Placement::from_env()?.ok_or(Error::NoLauncher)?;
-        let variable = |name: &str| {
-            let value = std::env::var_os(name);
-            value.map(|value| value.to_string_lossy().into_owned())
-        };
-        let deadline = deadline(variable(TIMEOUT))?;
+        let deadline = Self::deadline_from_env()?;
         let bind = bind(variable(BIND))?;
         if placement.world_size == 1 {
             let alone = Local::new(1).deadline(deadline).groups().pop();
@@ -64,6 +60,20 @@ impl ProcessGroup {
         let transport = rendezvous.tcp()?;
         Ok(Self::new(Arc::new(Pairwise::new(transport, deadline))))
     }
+
+    /// How long ranks that are processes wait for each other, at the start and in each collective: the
+    /// seconds in `BURN_SHARD_TIMEOUT`, or 300 if it is not set.
+    ///
+    /// # Errors
+    ///
+    /// Refuses what is no number of seconds, more than 0 and at most a week.
+    pub fn deadline_from_env() -> Result<Duration, PlacementError> {
+        deadline(variable(TIMEOUT))
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 fn deadline(value: Option<String>) -> Result<Duration, PlacementError> {
@@ -87,10 +97,9 @@ fn bind(value: Option<String>) -> Result<Option<IpAddr>, PlacementError> {
     };
     match value.trim().parse() {
         Ok(address) => Ok(Some(address)),
-        Err(_) => Err(PlacementError::NotANumber {
+        Err(_) => Err(PlacementError::NotAnAddress {
             variable: BIND,
             value,
-            expected: "the IP address of an interface of this host, 0.0.0.0 or ::",
         }),
     }
 }
@@ -111,13 +120,20 @@ mod tests {
     }
 
     #[test]
-    fn an_address_to_listen_on_is_a_number() {
+    fn an_address_to_listen_on_is_an_ip_address_and_nothing_else() {
         assert_eq!(bind(None).unwrap(), None);
-        let any = bind(Some("0.0.0.0".to_owned())).unwrap();
+        let any = bind(Some(" 0.0.0.0 ".to_owned())).unwrap();
         assert_eq!(any, Some(IpAddr::from([0, 0, 0, 0])));
-        for wrong in ["", "eth0", "10.0.0.1:80"] {
+        for wrong in ["", "eth0", "gpu001", "10.0.0.1:80", "10.0.0", "[::1]"] {
             let error = bind(Some(wrong.to_owned())).unwrap_err();
-            assert!(error.to_string().contains(BIND), "{wrong}: {error}");
+            let expected = PlacementError::NotAnAddress {
+                variable: BIND,
+                value: wrong.to_owned(),
+            };
+            assert_eq!(error, expected);
+            let text = error.to_string();
+            let start = format!("BURN_SHARD_BIND is {wrong:?}, which is not the IP address");
+            assert!(text.starts_with(&start), "{text}");
         }
     }
 }

@@ -89,6 +89,7 @@ mod segments;
 mod sockets;
 mod spawn;
 mod tcp;
+mod time;
 mod traffic;
 mod transport;
 

@@ -63,6 +63,10 @@ fn the_messages_in_the_table_of_faults_are_real() {
     let errors = [
         Error::NoLauncher,
         Error::from(PlacementError::BatchShell { world_size: 4 }),
+        Error::from(PlacementError::NotAnAddress {
+            variable: "BURN_SHARD_BIND",
+            value: "eth0".into(),
+        }),
         Error::Deadline {
             rank: 1,
             collective: Collective::AllReduce,

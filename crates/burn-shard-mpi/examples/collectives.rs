@@ -1,8 +1,9 @@
 //! How long collectives of this library take over MPI, beside MPI's own, in one run.
 //!
 //! `mpirun -n 2 collectives [rounds]`; for OpenMPI. MPI's reductions do without a copy of the input
-//! and may add in any order; `exchange` is what both are made of: one message to the next rank, one
-//! from the one before.
+//! and may add in any order. In place, MPI gathers into a buffer that has this rank's shard already; ours
+//! keeps shards apart from what is gathered, and copies this rank's own, as MPI does not in place.
+//! `exchange` is what both are made of: one message to the next rank, one from the one before.
 #![allow(clippy::print_stdout, reason = "it is a report")]
 
 use std::{
@@ -26,14 +27,16 @@ const IN_PLACE: *const c_void = ptr::without_provenance(1);
 enum What {
     Exchange,
     AllGather,
+    AllGatherInPlace,
     ReduceScatter,
     AllReduce,
 }
 
 impl What {
-    const ALL: [(Self, &str); 4] = [
+    const ALL: [(Self, &str); 5] = [
         (Self::Exchange, "exchange"),
         (Self::AllGather, "all_gather"),
+        (Self::AllGatherInPlace, "all_gather, MPI's in place"),
         (Self::ReduceScatter, "reduce_scatter"),
         (Self::AllReduce, "all_reduce"),
     ];
@@ -113,7 +116,9 @@ fn ours(what: What, numel: usize) -> Result<f64, Box<dyn Error>> {
         let start = Instant::now();
         match what {
             What::Exchange => {}
-            What::AllGather => communicator.all_gather(Arc::clone(&shard) as _, &mut whole)?,
+            What::AllGather | What::AllGatherInPlace => {
+                communicator.all_gather(Arc::clone(&shard) as _, &mut whole)?
+            }
             What::ReduceScatter => communicator
                 .reduce_scatter(Arc::clone(&full) as _, ReduceOp::Sum)?
                 .finish(&mut part)?,
@@ -173,7 +178,10 @@ fn native(what: What, numel: usize, rank: usize, ranks: usize) -> Result<f64, Bo
                 What::Exchange => sys::MPI_Sendrecv(
                     from, count, float, next, 0, to, count, float, previous, 0, world, status,
                 ),
-                What::AllGather => sys::MPI_Allgather(IN_PLACE, 0, float, to, count, float, world),
+                What::AllGather => sys::MPI_Allgather(from, count, float, to, count, float, world),
+                What::AllGatherInPlace => {
+                    sys::MPI_Allgather(IN_PLACE, 0, float, to, count, float, world)
+                }
                 What::ReduceScatter => {
                     sys::MPI_Reduce_scatter_block(from, to, count, float, sum, world)
                 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use burn_shard_comm::PlacementError;
+
 /// Why there is no transport. What goes wrong later is a [`Fault`](burn_shard_comm::Fault).
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +20,10 @@ pub enum MpiError {
         /// What the library says about it.
         message: String,
     },
+
+    /// Refusal: `BURN_SHARD_TIMEOUT` is no number of seconds. MPI is not initialized.
+    #[error(transparent)]
+    Timeout(#[from] PlacementError),
 
     /// The library does not let different threads of one process call it, not even in turn.
     #[error(
@@ -58,7 +64,7 @@ pub enum MpiError {
 
     /// Some rank of the job did not ask for a transport in time.
     #[error(
-        "rank {rank}: waited {waited:?} for all {job_size} ranks of the job to ask for a transport"
+        "rank {rank}: waited {waited:.1?} for all {job_size} ranks of the job to ask for a transport (slow starts: raise BURN_SHARD_TIMEOUT)"
     )]
     Deadline {
         /// This rank.

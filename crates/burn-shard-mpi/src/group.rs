@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use burn_shard_comm::{Pairwise, ProcessGroup};
 
-use crate::{
-    error::MpiError,
-    transport::{DEADLINE, MpiTransport},
-};
+use crate::{error::MpiError, transport::MpiTransport};
 
-/// The group of all ranks of the job, with a deadline of five minutes.
+/// The group of all ranks of the job.
+///
+/// They wait for each other as long as `BURN_SHARD_TIMEOUT` says, see
+/// [`ProcessGroup::deadline_from_env`].
 ///
 /// All ranks have to call it. For the rank on this host, or a part of the ranks, make a
 /// [`MpiTransport`] and a [`Pairwise`] of it.
@@ -19,7 +19,8 @@ use crate::{
 /// As [`MpiTransport::init`].
 pub fn process_group() -> Result<ProcessGroup, MpiError> {
     let transport = MpiTransport::init()?;
+    let deadline = transport.deadline();
     Ok(ProcessGroup::new(Arc::new(Pairwise::new(
-        transport, DEADLINE,
+        transport, deadline,
     ))))
 }

@@ -27,11 +27,21 @@
 //! # How a job ends
 //!
 //! Groups are left in order when their last handle is dropped. MPI itself is finalized when the
-//! process exits, by `return` from `main` or by [`std::process::exit`], and waits until every rank
-//! of the job does. After a failure it waits five seconds, then ends the job with `MPI_Abort`: so
-//! the error is to be printed before. A rank that dies takes the job with it: `mpirun` notices,
-//! names the rank and ends the others. A rank that stalls is named by the others'
+//! process exits, by `return` from `main` or by [`std::process::exit`], once every rank of the job does.
+//! It waits for those that are not there yet: after a failure five seconds, else as long as ranks wait
+//! for each other. Then it names them and ends the job with `MPI_Abort`: so an error is to be printed
+//! before. A rank that dies takes the job with it: `mpirun` notices, names the rank and ends the others.
+//! A rank that stalls is named by the others'
 //! [`Error::Deadline`](burn_shard_comm::Error::Deadline).
+//!
+//! # How long ranks wait
+//!
+//! As long as `BURN_SHARD_TIMEOUT` says, in seconds; five minutes if it is not set
+//! ([`ProcessGroup::deadline_from_env`](burn_shard_comm::ProcessGroup::deadline_from_env)): for all
+//! ranks to join the job, in each collective, and at the exit. `mpirun -x BURN_SHARD_TIMEOUT` hands it on
+//! to other hosts. If one rank has more to do at the end than that, such as to write a large file, all
+//! end with a [`barrier`](burn_shard_comm::ProcessGroup::barrier) that has a longer
+//! [deadline](burn_shard_comm::ProcessGroup::set_deadline).
 //!
 //! # Running
 //!
@@ -45,6 +55,8 @@ mod api;
 #[cfg(feature = "mpi")]
 mod error;
 #[cfg(feature = "mpi")]
+mod exit;
+#[cfg(feature = "mpi")]
 mod group;
 #[cfg(feature = "mpi")]
 mod patience;
@@ -56,6 +68,8 @@ mod process;
 mod single_copy;
 #[cfg(feature = "mpi")]
 mod transport;
+#[cfg(feature = "mpi")]
+mod watchdog;
 
 #[cfg(feature = "mpi")]
 pub use error::MpiError;

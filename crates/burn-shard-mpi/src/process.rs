@@ -1,29 +1,23 @@
-//! This process as a rank of the MPI job: how it joins, and how it leaves.
+//! This process as a rank of the MPI job: how it joins. How it leaves is in `exit.rs`.
 //!
-//! MPI can be initialized once in the life of a process, and every rank has to finalize it, which
-//! waits for all others. So a process finalizes it at its exit, whatever transports it had. If a rank
-//! has died or stalled, waiting for it would never end: then the job is ended (`MPI_Abort`).
+//! MPI can be initialized once in the life of a process, whatever transports it has then.
 
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use burn_shard_comm::{Placement, ProcessGroup};
+use parking_lot::Mutex;
 
 use crate::{
     api::{self, Calls, Comm, TURN},
     error::MpiError,
+    exit::leave,
     patience::Patience,
     single_copy::SingleCopy,
+    watchdog::Watchdog,
 };
 
-/// How long a process waits, when it ends, for transports that have not said farewell; and after
-/// a failure, for the other ranks.
-pub(crate) const EXIT_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Told when a transport has said farewell.
-static LEFT: Condvar = Condvar::new();
-
 /// What this process learned when it joined.
-static JOB: Mutex<Option<Job>> = Mutex::new(None);
+pub(crate) static JOB: Mutex<Option<Job>> = Mutex::new(None);
 
 /// This process's place in the job; does not change.
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +27,11 @@ pub(crate) struct Job {
     pub(crate) local_rank: usize,
     pub(crate) local_size: usize,
     pub(crate) single_copy: SingleCopy,
-    /// All ranks, for their last barrier only: one that ends must not be taken for one that asks
-    /// for a transport.
-    end: Comm,
+    /// How long ranks wait for each other.
+    pub(crate) deadline: Duration,
+    /// All ranks, for when they end only: one that ends must not be taken for one that asks for a
+    /// transport.
+    pub(crate) end: Comm,
 }
 
 impl Job {
@@ -45,6 +41,14 @@ impl Job {
         if let Some(job) = *job {
             return Ok(job);
         }
+        let deadline = ProcessGroup::deadline_from_env()?;
+        let watchdog = Watchdog::new(
+            deadline,
+            format!(
+                "{}: waited {deadline:?} for the other ranks to join the job (MPI_Init; was each of them started by the same mpirun, and has it come to its group? slow starts: raise BURN_SHARD_TIMEOUT)",
+                presumed_name()
+            ),
+        );
         let mut state = TURN.lock();
         if state.rank.is_none() {
             api::init()?;
@@ -65,12 +69,14 @@ impl Job {
         let (local_rank, local_size) = calls.place(neighbours)?;
         let single_copy = SingleCopy::probe(&mut calls, neighbours)?;
         let end = calls.duplicate_world()?;
+        drop(watchdog);
         let joined = *job.insert(Self {
             rank,
             size,
             local_rank,
             local_size,
             single_copy,
+            deadline,
             end,
         });
         drop(calls);
@@ -82,7 +88,7 @@ impl Job {
     }
 
     /// A communicator of all ranks of the job, once all have asked for one.
-    pub(crate) fn duplicate(self, deadline: Duration) -> Result<Comm, MpiError> {
+    pub(crate) fn duplicate(self) -> Result<Comm, MpiError> {
         let start = Instant::now();
         let mut duplicate = Calls::take()?.start_duplicate()?;
         let mut patience = Patience::default();
@@ -91,7 +97,7 @@ impl Job {
                 return Ok(comm);
             }
             let waited = start.elapsed();
-            if waited >= deadline {
+            if waited >= self.deadline {
                 failed();
                 return Err(MpiError::Deadline {
                     rank: self.rank,
@@ -99,82 +105,21 @@ impl Job {
                     waited,
                 });
             }
-            patience.pause(deadline - waited);
+            patience.pause(self.deadline - waited);
         }
     }
 }
 
-/// A transport begins.
-pub(crate) fn open() {
-    TURN.lock().open += 1;
-}
-
-/// A transport has said farewell, or is gone.
-pub(crate) fn closed() {
-    TURN.lock().open -= 1;
-    LEFT.notify_all();
+/// What the launcher's variables call this process, before MPI does.
+fn presumed_name() -> String {
+    let placement = Placement::from_vars(|name| std::env::var(name).ok());
+    placement.ok().flatten().map_or_else(
+        || "a rank".to_owned(),
+        |placement| format!("rank {}", placement.rank),
+    )
 }
 
 /// Not all ranks may arrive at the end.
 pub(crate) fn failed() {
     TURN.lock().failed = true;
-}
-
-/// Runs at exit.
-extern "C" fn leave() {
-    // Held for long only by a thread that still joins the job: then mpirun ends the others.
-    let Some(mut state) = TURN.try_lock_for(EXIT_PATIENCE) else {
-        return;
-    };
-    // The threads that drive transports may be about to say farewell.
-    let end = Instant::now() + EXIT_PATIENCE;
-    while state.open > 0 && !LEFT.wait_until(&mut state, end).timed_out() {}
-    let (open, rank) = (state.open, state.rank.unwrap_or(0));
-    drop(state);
-    let outcome = if open == 0 {
-        end_together()
-    } else {
-        Err(format!(
-            "left without a farewell ({open} transports are still open)"
-        ))
-    };
-    if let Err(why) = outcome {
-        // Not `eprintln`, which panics if nobody reads.
-        let _ignored = std::io::Write::write_fmt(
-            &mut std::io::stderr(),
-            format_args!("rank {rank}: {why}; ending the job\n"),
-        );
-        if let Ok(mut calls) = Calls::take() {
-            calls.abort();
-        }
-    }
-}
-
-/// Finalizes MPI once all ranks are at the end.
-///
-/// Sleeps while it waits, where `MPI_Finalize` would keep a core busy that another rank may need.
-fn end_together() -> Result<(), String> {
-    let start = Instant::now();
-    let text = |error: MpiError| error.to_string();
-    let Some(Job { end, .. }) = *JOB.lock() else {
-        return Err("did not join the job".to_owned());
-    };
-    let mut barrier = Calls::take()
-        .and_then(|mut calls| calls.start_barrier(end))
-        .map_err(text)?;
-    let mut patience = Patience::default();
-    loop {
-        let mut calls = Calls::take().map_err(text)?;
-        if calls.barrier(&mut barrier).map_err(text)? {
-            return calls.finalize().map_err(text);
-        }
-        // Ranks that left in order may be waited for as long as they have something to do.
-        if calls.state.failed && start.elapsed() >= EXIT_PATIENCE {
-            return Err(format!(
-                "waited {EXIT_PATIENCE:?} at the end, after a failure, for ranks that did not come"
-            ));
-        }
-        drop(calls);
-        patience.pause(Duration::from_millis(10));
-    }
 }

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     call::Call,
+    time::after,
     transport::{Fault, Limit, Transport},
 };
 
@@ -129,10 +130,4 @@ impl<'a> Line<'a> {
         };
         Ok(self.transport.exchange(to, send, from, receive, limit)?)
     }
-}
-
-/// `duration` after `start`, or so late that nobody will know the difference.
-pub(super) fn after(start: Instant, duration: Duration) -> Instant {
-    const LATE: Duration = Duration::from_secs(1 << 30);
-    start + duration.min(LATE)
 }

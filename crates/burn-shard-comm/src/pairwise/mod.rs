@@ -15,7 +15,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `turns.rs` | one collective at a time, the progress thread, failure |
+//! | `turns/` | one collective at a time, the progress thread, failure |
 //! | `work.rs` | reductions that are not finished |
 //! | `header.rs` | agreement before each collective |
 //! | `reductions.rs`, `copies.rs` | who sends what when |

@@ -37,6 +37,17 @@ pub enum PlacementError {
         expected: &'static str,
     },
 
+    /// A variable that should be an address of this host is something else.
+    #[error(
+        "{variable} is {value:?}, which is not the IP address of an interface of this host (10.0.0.1 or fd00::1, as `ip address` shows it, without a port; 0.0.0.0 or :: for all interfaces; unset it to listen on loopback)"
+    )]
+    NotAnAddress {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+    },
+
     /// A rank that the job, or its host, does not have.
     #[error(
         "{variable} is {value}, but {limit_variable} is {limit} (ranks are counted from 0; values of different launchers may be mixed, unset those of the outer one)"

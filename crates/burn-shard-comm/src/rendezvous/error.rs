@@ -41,6 +41,19 @@ pub enum RendezvousError {
         world_size: usize,
     },
 
+    /// The job has more ranks than can be told of each other.
+    #[error(
+        "rank {rank}: a job of {world_size} ranks, at most {max_world_size} are allowed (is WORLD_SIZE right?)"
+    )]
+    TooManyRanks {
+        /// The rank.
+        rank: usize,
+        /// Ranks in the job.
+        world_size: usize,
+        /// Ranks it may have.
+        max_world_size: usize,
+    },
+
     /// The name of the job is too long to be sent.
     #[error("rank {rank}: the job id has {found_bytes} bytes, at most {max_bytes} are allowed")]
     JobIdTooLong {

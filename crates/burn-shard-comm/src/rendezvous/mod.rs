@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `secret.rs`, `handshake.rs` | the proof of belonging to the job, and the end that connects |
 //! | `door.rs` | the end that listens |
+//! | `names.rs` | addresses of a host |
 //! | `frame.rs`, `message.rs` | what is said afterwards |
 //! | `server.rs`, `store.rs` | the store, and a rank's end of it |
 
@@ -23,6 +24,7 @@ mod error;
 mod frame;
 mod handshake;
 mod message;
+mod names;
 mod secret;
 mod server;
 mod store;
@@ -30,7 +32,7 @@ mod store;
 mod tests;
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     thread,
     time::{Duration, Instant},
 };
@@ -43,7 +45,7 @@ pub(crate) use door::Door;
 pub(crate) use handshake::{Failed, offer};
 pub(crate) use secret::Secret;
 
-use crate::{local::DEFAULT_DEADLINE, placement::Placement, sockets::slice};
+use crate::{local::DEFAULT_DEADLINE, placement::Placement, sockets::slice, time::after};
 use frame::Framed;
 use handshake::VERSION;
 use message::{Join, MAX_REPLY_BYTES};
@@ -51,6 +53,8 @@ use server::{FAILED_TIME, Server};
 
 /// Longest job id, so that it fits the handshake.
 const MAX_JOB_ID_BYTES: usize = 512;
+/// Most ranks of a job: a list of where they all listen fits a message.
+const MAX_WORLD_SIZE: usize = 1 << 15;
 /// How long rank 0 tries to get its port: a rank that looks for it may hold it for a moment, and a
 /// rendezvous that failed in this process for some more.
 const LISTEN_TIME: Duration = FAILED_TIME.saturating_add(Duration::from_secs(1));
@@ -111,7 +115,7 @@ impl Rendezvous {
     /// # Errors
     ///
     /// Refuses to listen beyond loopback without being told to ([`RendezvousError::BindUnset`]) or without a
-    /// token ([`RendezvousError::TokenUnset`]), and a rank out of range.
+    /// token ([`RendezvousError::TokenUnset`]), a rank out of range, and more than 32768 ranks.
     ///
     /// Fails on this rank alone if it does not get to the store: its port is taken, nothing or something else
     /// listens there, or it has another token, version or job. The other ranks are told at their deadline that
@@ -128,7 +132,7 @@ impl Rendezvous {
     }
 
     pub(crate) fn until(&self) -> Instant {
-        Instant::now() + self.deadline
+        after(Instant::now(), self.deadline)
     }
 
     pub(crate) fn secret(&self) -> Secret {
@@ -147,6 +151,13 @@ impl Rendezvous {
         let (rank, world_size) = (*rank, *world_size);
         if rank >= world_size {
             return Err(RendezvousError::RankOutOfRange { rank, world_size });
+        }
+        if world_size > MAX_WORLD_SIZE {
+            return Err(RendezvousError::TooManyRanks {
+                rank,
+                world_size,
+                max_world_size: MAX_WORLD_SIZE,
+            });
         }
         if job_id.len() > MAX_JOB_ID_BYTES {
             return Err(RendezvousError::JobIdTooLong {
@@ -197,11 +208,7 @@ impl Rendezvous {
         let (rank, world_size) = (*rank, *world_size);
         if rank != 0 {
             let target = format!("{master_addr}:{master_port}");
-            let resolve = || {
-                Ok((master_addr.as_str(), *master_port)
-                    .to_socket_addrs()?
-                    .collect())
-            };
+            let resolve = || names::resolve(master_addr, *master_port, until);
             return self.connect(&target, &resolve, port, until);
         }
         let address = SocketAddr::new(ip, *master_port);

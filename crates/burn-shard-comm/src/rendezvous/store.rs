@@ -16,10 +16,13 @@ use rustix::event::PollFd;
 use super::{
     error::RendezvousError,
     frame::{Framed, Received},
-    message::{JobFault, MAX_KEY_BYTES, MAX_VALUE_BYTES, Reply, Request},
+    message::{JobFault, MAX_KEY_BYTES, MAX_TEXT_BYTES, MAX_VALUE_BYTES, Reply, Request},
     secret::Nonce,
 };
-use crate::sockets::{slice, wait};
+use crate::{
+    sockets::{slice, wait},
+    time::after,
+};
 
 /// How long after its deadline a rank waits to be told which ranks are missing.
 const LAST_WORD: Duration = Duration::from_secs(3);
@@ -76,7 +79,7 @@ impl Store {
             key: key.to_owned(),
             value: value.to_vec(),
         });
-        let stored = self.reply(Instant::now() + self.deadline, |reply| {
+        let stored = self.reply(after(Instant::now(), self.deadline), |reply| {
             if let Reply::Stored(stored) = reply {
                 Some(stored)
             } else {
@@ -94,7 +97,7 @@ impl Store {
     /// answer.
     pub fn get(&mut self, key: &str) -> Result<Vec<u8>, RendezvousError> {
         let start = Instant::now();
-        let until = start + self.deadline;
+        let until = after(start, self.deadline);
         let mut pause = Duration::from_millis(2);
         loop {
             self.link.send(&Request::Get {
@@ -128,7 +131,7 @@ impl Store {
     ///
     /// Fails on every rank if some rank does not call it within the deadline of one that does, or ends.
     pub fn barrier(&mut self) -> Result<(), RendezvousError> {
-        self.barrier_until(Instant::now() + self.deadline)
+        self.barrier_until(after(Instant::now(), self.deadline))
     }
 
     pub(crate) fn barrier_until(&mut self, until: Instant) -> Result<(), RendezvousError> {
@@ -178,9 +181,10 @@ impl Store {
 
     /// Tells all ranks that this one fails, and why; then waits a moment, see [`Store::see_off`].
     pub(crate) fn report(&mut self, error: &RendezvousError) {
-        self.link.send(&Request::Report {
-            message: error.to_string(),
-        });
+        // A longer one would be taken for nonsense.
+        let mut message = error.to_string();
+        message.truncate(message.floor_char_boundary(MAX_TEXT_BYTES));
+        self.link.send(&Request::Report { message });
         self.see_off();
     }
 

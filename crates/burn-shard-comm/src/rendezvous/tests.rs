@@ -92,6 +92,55 @@ fn a_report_reaches_all() {
 }
 
 #[test]
+fn a_long_report_reaches_all_too() {
+    for error in told(|third, until| {
+        let mut store = third.join(None, until).unwrap();
+        store.report(&RendezvousError::System {
+            rank: 2,
+            action: "do much",
+            message: "x".repeat(100_000),
+        });
+    }) {
+        let text = error.to_string();
+        assert!(
+            text.contains("rank 2 failed: rank 2: cannot do much: xxx"),
+            "{text}"
+        );
+        assert!(text.len() < 5000, "{} bytes", text.len());
+    }
+}
+
+#[test]
+fn no_memory_is_taken_for_an_absurd_number_of_ranks() {
+    let mut absurd = rendezvous(0, 0);
+    absurd.placement.world_size = usize::MAX;
+    let expected = RendezvousError::TooManyRanks {
+        rank: 0,
+        world_size: usize::MAX,
+        max_world_size: MAX_WORLD_SIZE,
+    };
+    assert_eq!(absurd.store().unwrap_err(), expected);
+    assert_eq!(absurd.tcp().unwrap_err(), expected);
+    // What is allowed fits the message that tells all ranks of all.
+    let everyone = message::Reply::Everyone {
+        session: [0xff; 32],
+        listens: vec![Some("[ffff::ffff]:65535".parse().unwrap()); MAX_WORLD_SIZE],
+    };
+    let bytes = postcard::to_allocvec(&everyone).unwrap().len();
+    assert!(bytes <= MAX_REPLY_BYTES, "{bytes} bytes");
+}
+
+#[test]
+fn a_deadline_may_be_as_long_as_one_likes() {
+    let mut alone = rendezvous(0, 0).deadline(Duration::MAX);
+    alone.placement.world_size = 1;
+    let mut store = alone.store().unwrap();
+    store.set("key", b"value").unwrap();
+    assert_eq!(store.get("key").unwrap(), b"value");
+    store.barrier().unwrap();
+}
+
+#[test]
 fn a_member_that_talks_nonsense_is_named_to_all() {
     for error in told(|third, until| {
         let store = third.join(None, until).unwrap();

@@ -22,6 +22,8 @@ pub(super) const MAX_WORDS_BYTES: usize = 64 << 10;
 const WORDS_TIME: Duration = Duration::from_secs(1);
 /// A reader that does not read must not keep a writer from looking at what else is ready.
 const BYTES_AT_ONCE: usize = 1 << 20;
+/// Bytes that are thrown away before a rank that leaves looks at its clock.
+const DRAINED_AT_ONCE: usize = 256 << 10;
 
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -183,21 +185,53 @@ impl Peer {
     /// Throws away what still comes, so that closing does not reset the connection; whether both
     /// connections have ended.
     pub(super) fn drain(&mut self) -> bool {
-        let mut buffer = [0; 16 << 10];
-        let mut ended = true;
-        for mut stream in [&self.data, &self.control] {
-            loop {
-                match stream.read(&mut buffer) {
-                    Ok(0) => break,
-                    Ok(_) => {}
-                    Err(error) if is_transient(&error) => {
-                        ended = false;
-                        break;
-                    }
-                    Err(_) => break,
-                }
-            }
+        let ended = [&self.data, &self.control].map(drain);
+        ended == [true, true]
+    }
+}
+
+/// Throws away some of what has come, since more may come as fast; whether the connection has ended.
+fn drain(mut stream: &TcpStream) -> bool {
+    let mut buffer = [0; DRAINED_AT_ONCE / 16];
+    for _ in 0..16 {
+        match stream.read(&mut buffer) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return !is_transient(&error),
         }
-        ended
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// The two ends of a connection.
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn a_rank_that_sends_without_end_does_not_keep_another_from_leaving() {
+        let ((data, mut sender), (control, other)) = (connection(), connection());
+        let mut peer = Peer::new(1, data, control).unwrap();
+        sender.set_nonblocking(true).unwrap();
+        let mut sent = 0;
+        while let Ok(count) = sender.write(&[0; 64 << 10]) {
+            sent += count;
+        }
+        drop((sender, other));
+        assert!(sent > DRAINED_AT_ONCE, "{sent} bytes are too few for this");
+        // Though all of it is there, and the end of it, it comes back before.
+        assert!(!peer.drain());
+        let until = Instant::now() + Duration::from_secs(60);
+        while !peer.drain() {
+            assert!(Instant::now() < until);
+        }
     }
 }

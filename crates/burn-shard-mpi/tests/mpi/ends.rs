@@ -65,7 +65,7 @@ pub(crate) fn stall() {
 }
 
 /// No process that printed its number is left.
-fn nobody_left(output: &str) {
+pub(crate) fn nobody_left(output: &str) {
     let pids: Vec<&str> = output
         .lines()
         .filter_map(|line| line.strip_prefix("pid "))

@@ -13,6 +13,8 @@ pub(crate) const SCENARIO: &str = "BURN_SHARD_MPI_SCENARIO";
 /// A number for them.
 pub(crate) const SEED: &str = "BURN_SHARD_MPI_SEED";
 
+const TIMEOUT: &str = "BURN_SHARD_TIMEOUT";
+
 /// Far beyond what a job takes: the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(300);
 
@@ -31,6 +33,16 @@ pub(crate) struct Outcome {
 ///
 /// When the job does not end.
 pub(crate) fn run(ranks: usize, scenario: &str, seed: u64) -> Outcome {
+    run_with_timeout(None, ranks, scenario, seed)
+}
+
+/// Runs `scenario` where `BURN_SHARD_TIMEOUT` is `timeout`; see [`run`].
+pub(crate) fn run_with_timeout(
+    timeout: Option<&str>,
+    ranks: usize,
+    scenario: &str,
+    seed: u64,
+) -> Outcome {
     let start = Instant::now();
     let mut child = Command::new("mpirun")
         .args([
@@ -49,6 +61,7 @@ pub(crate) fn run(ranks: usize, scenario: &str, seed: u64) -> Outcome {
         ])
         .env(SCENARIO, scenario)
         .env(SEED, seed.to_string())
+        .envs(timeout.map(|timeout| (TIMEOUT, timeout)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

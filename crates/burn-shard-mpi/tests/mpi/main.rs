@@ -8,9 +8,10 @@ mod ends;
 mod exchanges;
 mod groups;
 mod job;
+mod waits;
 
 /// What a rank does, by name.
-const SCENARIOS: [(&str, fn()); 15] = [
+const SCENARIOS: [(&str, fn()); 18] = [
     ("exchanges_carry_every_byte", exchanges::carry_every_byte),
     (
         "messages_of_one_group_do_not_reach_the_next",
@@ -35,6 +36,9 @@ const SCENARIOS: [(&str, fn()); 15] = [
     ("abort", groups::abort),
     ("late", groups::late),
     ("panics", groups::panics),
+    ("deadlines", waits::deadlines),
+    ("lingers", waits::lingers),
+    ("stays_away", waits::stays_away),
 ];
 
 /// One rank of a job.

@@ -1,4 +1,5 @@
-//! One rank's collectives, one at a time: tickets, the thread that runs reductions, and failure.
+//! One rank's collectives, one at a time: tickets and turns. The thread that runs reductions is in
+//! `progress.rs`, what is done about a failure in `failure.rs`.
 //!
 //! A collective takes its ticket when it is called; the ticket is its number. When its turn comes, a
 //! reduction runs on the rank's progress thread, any other collective on the thread that called it, so
@@ -7,37 +8,29 @@
 //! The first failure is kept. Whoever notices it cancels what is running and says farewell; nothing
 //! is sent after that.
 
+mod failure;
+mod progress;
+
 use std::{
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use super::{
     desk::{Desk, Shelf},
-    line::{Failure, Line, after},
-    verdict, words,
+    line::{Failure, Line},
+    verdict,
     work::Job,
 };
 use crate::{
-    call::Call,
-    communicator::Collective,
-    error::Error,
-    spawn::panic_message,
-    traffic::Traffic,
-    transport::{Fault, Limit, Transport},
+    call::Call, communicator::Collective, error::Error, spawn::panic_message, time::after,
+    traffic::Traffic, transport::Transport,
 };
 
-/// Longest time a farewell takes.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// How often an idle rank looks for failures of others.
-const IDLE: Duration = Duration::from_millis(50);
 /// What a transport may overrun a deadline by before it counts as stuck.
 const OVERRUN: Duration = Duration::from_secs(10);
 
@@ -225,120 +218,6 @@ impl Turns {
         })
     }
 
-    /// If time is up, on this rank or on the one that `first` is from: the cause that all ranks should name,
-    /// if another than that. `own` is what this rank misses.
-    fn ask(
-        &self,
-        transport: &mut dyn Transport,
-        first: &Error,
-        own: Option<&Error>,
-        deadline: Duration,
-    ) -> Option<Error> {
-        if !matches!(first, Error::Deadline { .. }) || self.cancelled.load(Ordering::Acquire) {
-            return None;
-        }
-        let limit = Limit {
-            at: after(Instant::now(), verdict::hearing(deadline)),
-            cancelled: &self.cancelled,
-        };
-        let said = transport.ask(&words::encode(self.rank, own.unwrap_or(first)), limit)?;
-        let mut statements = vec![first.clone()];
-        statements.extend(own.cloned());
-        let decoded = said
-            .iter()
-            .map(|(peer, words)| words::decode(self.rank, *peer, words));
-        statements.extend(decoded);
-        verdict::verdict(&statements)
-    }
-
-    const fn late(
-        &self,
-        (collective, sequence): (Collective, u64),
-        waited: Duration,
-        missing: Vec<usize>,
-    ) -> Error {
-        Error::Deadline {
-            rank: self.rank,
-            collective,
-            sequence,
-            waited,
-            missing,
-        }
-    }
-
-    /// What this rank returns for a failure that is the first it knows of.
-    fn explain(
-        &self,
-        failure: Failure,
-        (collective, sequence): (Collective, u64),
-        waited: Duration,
-        missing: Vec<usize>,
-    ) -> Error {
-        let rank = self.rank;
-        match failure {
-            Failure::Mismatch(calls) => Error::Mismatch {
-                rank,
-                sequence,
-                calls,
-            },
-            Failure::OutOfStep { peer, message } => Error::OutOfStep {
-                rank,
-                peer,
-                message,
-            },
-            Failure::Fault(Fault::TimedOut { peers }) => {
-                self.late((collective, sequence), waited, peers)
-            }
-            Failure::Fault(Fault::Farewell { peer, words }) if words.is_empty() => {
-                Error::RankLeft {
-                    rank,
-                    collective,
-                    sequence,
-                    missing: vec![peer],
-                }
-            }
-            Failure::Fault(Fault::Farewell { peer, words }) => Error::Interrupted {
-                rank,
-                collective,
-                sequence,
-                missing,
-                cause: Arc::new(words::decode(rank, peer, &words)),
-            },
-            Failure::Fault(Fault::Gone { peer, message }) => Error::RankDied {
-                rank,
-                peer,
-                message,
-            },
-            Failure::Fault(Fault::Cancelled) => Error::Aborted {
-                rank,
-                reason: "the transport was cancelled".to_owned(),
-            },
-        }
-    }
-
-    fn interrupted(
-        &self,
-        state: &State,
-        collective: Collective,
-        sequence: u64,
-        missing: Vec<usize>,
-    ) -> Error {
-        let cause = state.failure.clone();
-        Error::Interrupted {
-            rank: self.rank,
-            collective,
-            sequence,
-            missing,
-            cause: cause.expect("only a failure should interrupt"),
-        }
-    }
-
-    fn others(&self) -> Vec<usize> {
-        (0..self.world_size)
-            .filter(|&rank| rank != self.rank)
-            .collect()
-    }
-
     /// Waits until `done` has a result; it is asked whenever something has changed.
     ///
     /// Each turn ends by its own deadline, so this one is for a transport that does not keep to it.
@@ -373,131 +252,6 @@ impl Turns {
         // A waiter either sees the result before it sleeps or holds the lock until it sleeps.
         drop(self.state.lock());
         self.changed.notify_all();
-    }
-
-    /// The error of a collective that will not have its turn.
-    fn skipped(&self, state: &State, job: &Job) -> Error {
-        self.interrupted(state, job.call.collective, job.ticket, self.others())
-    }
-
-    pub(super) fn failure(&self) -> Option<Arc<Error>> {
-        self.state.lock().failure.clone()
-    }
-
-    pub(super) fn has_failed(&self) -> bool {
-        self.state.lock().failure.is_some()
-    }
-
-    /// Poisons the group, unless it is already, and tells the others.
-    pub(super) fn fail(&self, error: Error) {
-        self.fail_locked(&mut self.state.lock(), Arc::new(error));
-        self.part();
-    }
-
-    fn fail_locked(&self, state: &mut State, cause: Arc<Error>) {
-        if state.failure.is_none() {
-            state.failure = Some(cause);
-        }
-        self.cancelled.store(true, Ordering::Release);
-        self.changed.notify_all();
-    }
-
-    /// Says farewell, if that has not been said: with words if the group has failed.
-    fn part(&self) {
-        // Whoever has the transport gives it back within its deadline, or soon if it is cancelled.
-        let Some(mut transport) = self.wire.lock().transport.take() else {
-            return;
-        };
-        let failure = self.state.lock().failure.clone();
-        let words = match failure.as_deref() {
-            // All ranks know of a mismatch; words would overtake the calls that some still read.
-            None | Some(Error::Mismatch { .. }) => Vec::new(),
-            Some(error) => words::encode(self.rank, error),
-        };
-        let limit = Limit {
-            at: after(Instant::now(), FAREWELL),
-            cancelled: &AtomicBool::new(false),
-        };
-        transport.farewell(&words, limit);
-    }
-
-    /// Leaves once what is queued is done, and waits up to `linger` for that.
-    pub(super) fn leave(&self, linger: Duration) {
-        let mut state = self.state.lock();
-        state.leaving = true;
-        self.changed.notify_all();
-        let limit = after(Instant::now(), linger);
-        while !state.ended && !self.changed.wait_until(&mut state, limit).timed_out() {}
-    }
-
-    /// The progress thread: runs jobs until the rank leaves or fails.
-    pub(super) fn progress(&self) {
-        while let Some(job) = self.next_job() {
-            job.run(self);
-        }
-        self.part();
-        let mut state = self.state.lock();
-        let jobs = std::mem::take(&mut state.jobs);
-        let errors: Vec<Error> = jobs.iter().map(|job| self.skipped(&state, job)).collect();
-        drop(state);
-        for (job, error) in jobs.into_iter().zip(errors) {
-            job.fail(error, self);
-        }
-        self.state.lock().ended = true;
-        self.changed.notify_all();
-    }
-
-    /// The job whose turn it is; none when there will be no more.
-    fn next_job(&self) -> Option<Job> {
-        let mut state = self.state.lock();
-        loop {
-            if state.failure.is_some() {
-                return None;
-            }
-            let turn = state.turn;
-            if state.jobs.front().is_some_and(|job| job.ticket == turn) {
-                return state.jobs.pop_front();
-            }
-            if state.turn != state.next {
-                // Another thread has the turn.
-                self.changed.wait(&mut state);
-            } else if state.leaving {
-                return None;
-            } else if self.changed.wait_for(&mut state, IDLE).timed_out() {
-                MutexGuard::unlocked(&mut state, || self.poll());
-            }
-        }
-    }
-
-    /// Looks for failures of others while nothing is exchanged.
-    fn poll(&self) {
-        let Some(mut wire) = self.wire.try_lock() else {
-            return;
-        };
-        let Some(transport) = &mut wire.transport else {
-            return;
-        };
-        let cause = match transport.poll() {
-            Ok(()) => return,
-            Err(Fault::Farewell { peer, words }) if !words.is_empty() => {
-                let first = words::decode(self.rank, peer, &words);
-                let waited = if let Error::Deadline { waited, .. } = first {
-                    waited
-                } else {
-                    Duration::ZERO
-                };
-                let blamed = self.ask(transport.as_mut(), &first, None, waited);
-                blamed.unwrap_or(first)
-            }
-            Err(Fault::Gone { peer, message }) => Error::RankDied {
-                rank: self.rank,
-                peer,
-                message,
-            },
-            // Nothing was exchanged: neither concerns anybody.
-            Err(Fault::Farewell { .. } | Fault::TimedOut { .. } | Fault::Cancelled) => return,
-        };
-        self.fail_locked(&mut self.state.lock(), Arc::new(cause));
     }
 }
 

@@ -1,0 +1,183 @@
+//! What went wrong first, how it is told to the others, and what each call returns for it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{State, Turns};
+use crate::{
+    communicator::Collective,
+    error::Error,
+    pairwise::{line::Failure, verdict, words, work::Job},
+    time::after,
+    transport::{Fault, Limit, Transport},
+};
+
+/// Longest time a farewell takes.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+impl Turns {
+    /// If time is up, on this rank or on the one that `first` is from: the cause that all ranks should name,
+    /// if another than that. `own` is what this rank misses.
+    pub(super) fn ask(
+        &self,
+        transport: &mut dyn Transport,
+        first: &Error,
+        own: Option<&Error>,
+        deadline: Duration,
+    ) -> Option<Error> {
+        if !matches!(first, Error::Deadline { .. }) || self.cancelled.load(Ordering::Acquire) {
+            return None;
+        }
+        let limit = Limit {
+            at: after(Instant::now(), verdict::hearing(deadline)),
+            cancelled: &self.cancelled,
+        };
+        let said = transport.ask(&words::encode(self.rank, own.unwrap_or(first)), limit)?;
+        let mut statements = vec![first.clone()];
+        statements.extend(own.cloned());
+        let decoded = said
+            .iter()
+            .map(|(peer, words)| words::decode(self.rank, *peer, words));
+        statements.extend(decoded);
+        verdict::verdict(&statements)
+    }
+
+    pub(super) const fn late(
+        &self,
+        (collective, sequence): (Collective, u64),
+        waited: Duration,
+        missing: Vec<usize>,
+    ) -> Error {
+        Error::Deadline {
+            rank: self.rank,
+            collective,
+            sequence,
+            waited,
+            missing,
+        }
+    }
+
+    /// What this rank returns for a failure that is the first it knows of.
+    pub(super) fn explain(
+        &self,
+        failure: Failure,
+        (collective, sequence): (Collective, u64),
+        waited: Duration,
+        missing: Vec<usize>,
+    ) -> Error {
+        let rank = self.rank;
+        match failure {
+            Failure::Mismatch(calls) => Error::Mismatch {
+                rank,
+                sequence,
+                calls,
+            },
+            Failure::OutOfStep { peer, message } => Error::OutOfStep {
+                rank,
+                peer,
+                message,
+            },
+            Failure::Fault(Fault::TimedOut { peers }) => {
+                self.late((collective, sequence), waited, peers)
+            }
+            Failure::Fault(Fault::Farewell { peer, words }) if words.is_empty() => {
+                Error::RankLeft {
+                    rank,
+                    collective,
+                    sequence,
+                    missing: vec![peer],
+                }
+            }
+            Failure::Fault(Fault::Farewell { peer, words }) => Error::Interrupted {
+                rank,
+                collective,
+                sequence,
+                missing,
+                cause: Arc::new(words::decode(rank, peer, &words)),
+            },
+            Failure::Fault(Fault::Gone { peer, message }) => Error::RankDied {
+                rank,
+                peer,
+                message,
+            },
+            Failure::Fault(Fault::Cancelled) => Error::Aborted {
+                rank,
+                reason: "the transport was cancelled".to_owned(),
+            },
+        }
+    }
+
+    pub(super) fn interrupted(
+        &self,
+        state: &State,
+        collective: Collective,
+        sequence: u64,
+        missing: Vec<usize>,
+    ) -> Error {
+        let cause = state.failure.clone();
+        Error::Interrupted {
+            rank: self.rank,
+            collective,
+            sequence,
+            missing,
+            cause: cause.expect("only a failure should interrupt"),
+        }
+    }
+
+    pub(super) fn others(&self) -> Vec<usize> {
+        (0..self.world_size)
+            .filter(|&rank| rank != self.rank)
+            .collect()
+    }
+
+    /// The error of a collective that will not have its turn.
+    pub(super) fn skipped(&self, state: &State, job: &Job) -> Error {
+        self.interrupted(state, job.call.collective, job.ticket, self.others())
+    }
+
+    pub(in crate::pairwise) fn failure(&self) -> Option<Arc<Error>> {
+        self.state.lock().failure.clone()
+    }
+
+    pub(in crate::pairwise) fn has_failed(&self) -> bool {
+        self.state.lock().failure.is_some()
+    }
+
+    /// Poisons the group, unless it is already, and tells the others.
+    pub(in crate::pairwise) fn fail(&self, error: Error) {
+        self.fail_locked(&mut self.state.lock(), Arc::new(error));
+        self.part();
+    }
+
+    pub(super) fn fail_locked(&self, state: &mut State, cause: Arc<Error>) {
+        if state.failure.is_none() {
+            state.failure = Some(cause);
+        }
+        self.cancelled.store(true, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    /// Says farewell, if that has not been said: with words if the group has failed.
+    pub(super) fn part(&self) {
+        // Whoever has the transport gives it back within its deadline, or soon if it is cancelled.
+        let Some(mut transport) = self.wire.lock().transport.take() else {
+            return;
+        };
+        let failure = self.state.lock().failure.clone();
+        let words = match failure.as_deref() {
+            // All ranks know of a mismatch; words would overtake the calls that some still read.
+            None | Some(Error::Mismatch { .. }) => Vec::new(),
+            Some(error) => words::encode(self.rank, error),
+        };
+        let limit = Limit {
+            at: after(Instant::now(), FAREWELL),
+            cancelled: &AtomicBool::new(false),
+        };
+        transport.farewell(&words, limit);
+    }
+}
