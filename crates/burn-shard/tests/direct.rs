@@ -231,10 +231,13 @@ fn the_ledger_counts_buffers_on_the_device() {
                 model.memory().of(kind).live_bytes
             };
             for _ in 0..3 {
+                model.reset_memory_peak();
                 model = step(model, &mut oss, |model| {
                     let live = live(model, MemoryKind::Gradients);
                     assert_eq!(live, gradients, "{strategy}: gradients");
                 });
+                let peak = model.memory().of(MemoryKind::Parameters).peak_bytes;
+                assert_eq!(peak, parameters, "{strategy}: a step is in place");
                 let live = |kind| live(&model, kind);
                 assert_eq!(live(MemoryKind::Parameters), parameters, "{strategy}");
                 assert_eq!(live(MemoryKind::OptimizerState), moments, "{strategy}");
