@@ -5,7 +5,9 @@
 use burn_shard_kernel_checks::{
     Rng, assert_same_bits, download, dtypes, on_every_runtime, rounded, to_bytes, upload,
 };
-use burn_shard_kernels::cube::{Dtype, FlatBuffer, Slot, Strategy, StridedTensor, pack, unpack};
+#[cfg(feature = "cpu")]
+use burn_shard_kernels::cube::FlatBuffer;
+use burn_shard_kernels::cube::{Dtype, Slot, Strategy, StridedTensor, pack, unpack};
 use cubecl::client::Client;
 
 on_every_runtime!(

@@ -53,7 +53,7 @@ impl Context {
         if let Some(accelerator) = self.memory.accelerator() {
             let flat = accelerator.upload(buffer.bytes());
             drop(buffer);
-            self.ledger.watch(kind, &flat);
+            flat.count(&self.ledger, kind);
             return Flat::Device(flat);
         }
         let _counted_already = kind;
@@ -65,7 +65,7 @@ impl Context {
         #[cfg(feature = "cubecl")]
         if let Some(accelerator) = self.memory.accelerator() {
             let flat = accelerator.upload(tensor.as_bytes());
-            self.ledger.watch(kind, &flat);
+            flat.count(&self.ledger, kind);
             return FlatTensor::Device(flat.view(0, tensor.shape(), tensor.dtype()));
         }
         let _counted_already = kind;

@@ -11,11 +11,11 @@ use burn_shard_comm::DType;
 use burn_shard_kernels::cube::{Dtype, FlatBuffer, Slot, Strategy, StridedTensor, pack};
 use cubecl::client::Client;
 use cubecl::server::Handle;
-use cubecl_server::memory_management::WeakMemoryBinding;
 
 use crate::Error;
 use crate::flat::{FlatBackend, FlatTensor};
 use crate::host::{HostTensor, aligned, burn_dtype, dtype_of};
+use crate::memory::{Ledger, MemoryKind};
 use crate::primitive::CubeLike;
 
 /// A device and the client that queues work on it.
@@ -99,9 +99,10 @@ impl DeviceFlat {
         &self.accelerator
     }
 
-    /// For counting it: does not keep it.
-    pub(crate) fn weak(&self) -> WeakMemoryBinding {
-        self.handle.memory.clone().binding().downgrade()
+    /// Enters it in a ledger, which does not keep it.
+    pub(crate) fn count(&self, ledger: &Ledger, kind: MemoryKind) {
+        let buffer = self.handle.memory.clone().binding().downgrade();
+        ledger.watch(kind, self.len, buffer);
     }
 
     /// Whether both are one buffer.

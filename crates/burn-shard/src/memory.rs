@@ -13,8 +13,6 @@ use cubecl_server::memory_management::WeakMemoryBinding;
 use parking_lot::Mutex;
 
 use crate::ShardingStrategy;
-#[cfg(feature = "cubecl")]
-use crate::device::DeviceFlat;
 
 /// What a buffer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -182,9 +180,7 @@ struct Watched {
 impl Ledger {
     /// Counts a buffer on a device until it is gone.
     #[cfg(feature = "cubecl")]
-    pub(crate) fn watch(&self, kind: MemoryKind, flat: &DeviceFlat) {
-        let bytes = flat.len_bytes();
-        let buffer = flat.weak();
+    pub(crate) fn watch(&self, kind: MemoryKind, bytes: usize, buffer: WeakMemoryBinding) {
         self.add(kind, bytes);
         self.watched.lock().push(Watched {
             kind,

@@ -97,7 +97,7 @@ impl Context {
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.memory.direct() {
             let flat = direct.accelerator().empty(bytes);
-            self.ledger.watch(kind, &flat);
+            flat.count(&self.ledger, kind);
             return Fresh::Device(flat);
         }
         Fresh::Host(self.pool.take(kind, bytes))

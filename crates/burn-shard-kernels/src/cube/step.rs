@@ -87,5 +87,6 @@ pub(super) fn skipped(found_inf: ComptimeOption<&[f32]>) -> bool {
     if let ComptimeOption::Some(found_inf) = found_inf {
         found = found_inf[0];
     }
-    found != 0.0f32
+    // Not by `!=`: in WGSL that is false of a NaN.
+    u32::reinterpret(found) & 0x7fff_ffff != 0
 }

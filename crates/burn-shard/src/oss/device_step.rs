@@ -86,7 +86,7 @@ pub(super) fn run(
 /// A clone of the module shares the buffer and must keep its values.
 fn make_unique(engine: &Engine, flat: &mut DeviceFlat) {
     if flat.make_unique() {
-        engine.ledger.watch(MemoryKind::Parameters, flat);
+        flat.count(&engine.ledger, MemoryKind::Parameters);
     }
 }
 

@@ -62,7 +62,7 @@ impl Moment {
         #[cfg(feature = "cubecl")]
         if let Some(accelerator) = engine.memory.accelerator() {
             let flat = accelerator.zeros(bytes);
-            engine.ledger.watch(MemoryKind::OptimizerState, &flat);
+            flat.count(&engine.ledger, MemoryKind::OptimizerState);
             return Self::Device(flat);
         }
         Self::Host(engine.pool.zeros(MemoryKind::OptimizerState, bytes))
