@@ -1,6 +1,6 @@
 //! Memory traffic of the fused AdamW step beside that of a triad with as many streams.
 //!
-//! `cargo run --release -p burn-shard-kernels --example bandwidth [million elements]`
+//! `cargo run --release -p burn-shard-kernels --example host_bandwidth -- [million elements]`
 
 #![allow(clippy::print_stdout, reason = "printing is what it is for")]
 
