@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
-use burn_shard_comm::{DType, OwnedSegments, ReduceOp, Work};
+use burn_shard_comm::{OwnedSegments, ReduceOp, Work};
 
 use crate::Error;
 use crate::ParamSpec;
@@ -56,7 +56,6 @@ struct InFlight {
     group: usize,
     /// Members that take part: those that require a gradient.
     members: Vec<usize>,
-    dtype: DType,
     /// Bytes of this rank's gradients.
     held: usize,
     input: Input,
@@ -203,7 +202,6 @@ impl Reducer {
         self.in_flight.push_back(InFlight {
             group,
             members,
-            dtype: plan.dtype,
             held,
             input,
             work,
@@ -268,7 +266,7 @@ impl Reducer {
         let mut work = flight.work;
         work.wait()
             .map_err(|source| failed(context, first, source))?;
-        let dtype = flight.dtype;
+        let dtype = context.plan.groups[flight.group].dtype;
         let tensors = flight.input.into_host().into_iter();
         let mut full: Vec<HostTensor> = tensors
             .zip(&flight.members)
@@ -296,18 +294,19 @@ impl Reducer {
     /// nobody knows when the gradients have been read.
     fn finish_on_device(&mut self, context: &Context, flight: InFlight) -> Result<(), Error> {
         let first = flight.members[0];
+        let dtype = context.plan.groups[flight.group].dtype;
         let params = flight.members.iter().map(|&i| &context.plan.params[i]);
         let fresh = |param: &ParamSpec| context.fresh(MemoryKind::Gradients, param.size_bytes());
         let mut buffers: Vec<Fresh> = params.clone().map(fresh).collect();
         let whole = params.clone().map(|param| vec![(0, param.numel())]);
         let parts = buffers.iter_mut().zip(whole).collect();
-        let mut output = context.output(flight.dtype, parts)?;
+        let mut output = context.output(dtype, parts)?;
         let finished = flight.work.finish(&mut *output);
         finished.map_err(|source| failed(context, first, source))?;
         drop((output, flight.input));
         for ((&index, param), buffer) in flight.members.iter().zip(params).zip(buffers) {
             let flat = context.place(MemoryKind::Gradients, buffer);
-            self.reduced[index] = Some(flat.view(0, &param.shape, flight.dtype));
+            self.reduced[index] = Some(flat.view(0, &param.shape, dtype));
         }
         Ok(())
     }

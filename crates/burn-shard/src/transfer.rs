@@ -85,11 +85,11 @@ impl Context {
 
     /// The same contents where collectives read them, so that tensors cut from it need no copy each.
     pub(crate) fn readable(&self, flat: &Flat) -> Flat {
-        #[cfg(feature = "nccl")]
-        if self.memory.direct().is_some() {
-            return flat.clone();
+        if self.memory.collectives_in_place() {
+            flat.clone()
+        } else {
+            Flat::Host(flat.to_host())
         }
-        Flat::Host(flat.to_host())
     }
 
     /// A buffer of `bytes` bytes with anything in them, where a collective can write it.

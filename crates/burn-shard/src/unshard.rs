@@ -7,14 +7,16 @@
 //! What is dropped when depends on the sequence of reads alone, which is the same on every rank,
 //! never on which tensors happen to be alive: ranks must agree on every gather.
 
-use burn_shard_comm::DType;
+use std::sync::Arc;
+
+use burn_shard_comm::Segments;
 
 use crate::Error;
 use crate::context::Context;
 use crate::flat::{Flat, FlatTensor};
 use crate::memory::MemoryKind;
 use crate::plan::Plan;
-use crate::transfer::{Fresh, Input};
+use crate::transfer::Fresh;
 
 /// Besides the group being read, this many groups with members still to be read stay gathered.
 const KEPT_GROUPS: usize = 1;
@@ -115,7 +117,7 @@ fn gather(context: &Context, group: usize, shards: Flat, clock: u64) -> Result<G
         })
         .collect();
     let input = context.input(group.dtype, label, tensors)?;
-    let full = all_gather(context, &group.members, group.dtype, &input)?;
+    let full = all_gather(context, &group.members, input.segments())?;
     Ok(Gathered {
         shards,
         unread: vec![true; full.len()],
@@ -129,16 +131,16 @@ fn gather_one(context: &Context, index: usize, shard: &FlatTensor) -> Result<Fla
     let tensors = vec![(shard.numel(), Some(shard.clone()))];
     let label = context.plan.label_of_param(index);
     let input = context.input(shard.dtype(), label, tensors)?;
-    let mut full = all_gather(context, &[index], shard.dtype(), &input)?;
+    let mut full = all_gather(context, &[index], input.segments())?;
     Ok(full.remove(0))
 }
 
 fn all_gather(
     context: &Context,
     members: &[usize],
-    dtype: DType,
-    input: &Input,
+    input: Arc<dyn Segments>,
 ) -> Result<Vec<FlatTensor>, Error> {
+    let dtype = input.dtype();
     let params = members.iter().map(|&index| &context.plan.params[index]);
     let mut buffers: Vec<Fresh> = params
         .clone()
@@ -149,7 +151,7 @@ fn all_gather(
     context
         .group
         .communicator()
-        .all_gather(input.segments(), &mut *output)
+        .all_gather(input, &mut *output)
         .map_err(|source| {
             let path = context.plan.params[members[0]].path.clone();
             Error::Gather {
