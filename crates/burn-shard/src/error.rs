@@ -174,6 +174,22 @@ pub enum Error {
         found: String,
     },
 
+    /// A lazily initialized parameter turned out to have another shape than it said.
+    #[error(
+        "rank {rank}: parameter `{path}` was planned with shape {planned:?} and initialized with \
+         {found:?} (read it once before wrapping, so that its shape is known)"
+    )]
+    ShapeChanged {
+        /// This rank.
+        rank: usize,
+        /// Module path.
+        path: String,
+        /// The shape in the plan.
+        planned: Vec<usize>,
+        /// The shape found.
+        found: Vec<usize>,
+    },
+
     /// Parameters on more than one device.
     #[error(
         "rank {rank}: the module's parameters lie on {count} devices; each rank trains on one \

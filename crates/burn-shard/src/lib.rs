@@ -57,44 +57,25 @@
 //! | pass | a forward and its backward |
 //! | read | one use of a parameter in forward, through `Param::val` |
 
-mod agree;
-mod anchor;
-mod attach;
-mod bind;
-mod buffer;
-mod config;
-mod context;
-#[cfg(feature = "cubecl")]
-mod device;
-#[cfg(feature = "nccl")]
-mod direct;
-mod engine;
+mod autodiff;
+mod compat;
 mod error;
-mod flat;
-mod host;
-mod instance;
-mod layout;
-mod memory;
-mod ops;
+mod module;
 mod oss;
 mod plan;
-#[cfg(feature = "cubecl")]
-mod primitive;
-mod reduce;
-mod sharded_module;
-mod strategy;
-mod transfer;
-mod unshard;
-mod wrap;
+mod purpose;
+mod runtime;
+mod storage;
 
 pub use burn_shard_comm::{
     Collective, Communicator, DType, Error as CommError, Local, ProcessGroup, Recording, ReduceOp,
     Traffic,
 };
-pub use config::ShardConfig;
 pub use error::Error;
-pub use layout::ParamSpec;
-pub use memory::{MemoryKind, MemoryReport, MemoryUse, model_state_bytes};
+pub use module::sharded_module::ShardedModule;
 pub use oss::{ElementwiseConfig, Oss, StepError};
-pub use sharded_module::ShardedModule;
-pub use strategy::ShardingStrategy;
+pub use plan::config::ShardConfig;
+pub use plan::layout::ParamSpec;
+pub use plan::precision::{MixedPrecision, Precision};
+pub use plan::strategy::ShardingStrategy;
+pub use storage::ledger::{MemoryKind, MemoryReport, MemoryUse, model_state_bytes};

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::state::ParamState;
 use crate::Error;
-use crate::flat::{FlatTensor, from_flat, to_flat};
+use crate::storage::flat::{FlatTensor, from_flat, to_flat};
 
 /// Configuration of an optimizer whose step of an element depends on nothing but that element's
 /// parameter, gradient and state, so that a step on shards equals a step on the whole.

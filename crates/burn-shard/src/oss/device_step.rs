@@ -18,11 +18,11 @@ use super::config::{Fused, Method};
 use super::state::{ParamState, State, moment_bytes};
 use super::step::{GroupStep, Job, Owned};
 use crate::Error;
-use crate::device::{DeviceFlat, DeviceTensor};
-use crate::engine::Engine;
-use crate::flat::{Flat, FlatTensor, from_flat, to_flat};
-use crate::memory::MemoryKind;
-use crate::transfer::Fresh;
+use crate::storage::device::{DeviceFlat, DeviceTensor};
+use crate::runtime::engine::Engine;
+use crate::storage::flat::{Flat, FlatTensor, from_flat, to_flat};
+use crate::storage::ledger::MemoryKind;
+use crate::runtime::collective_io::OutputBuffer;
 
 /// Steps the members `stepped` of a group, and gathers them.
 pub(super) fn run(
@@ -33,8 +33,8 @@ pub(super) fn run(
     stepped: &[usize],
 ) -> Result<(), Error> {
     let engine = step.engine;
-    let group = &engine.plan.groups[step.group];
-    let gathers = group.strategy.gathers_after_step();
+    let group = &engine.plan().groups[step.group];
+    let gathers = group.gathers_after_step();
     let params = if gathers {
         own_shards(step, flat, stepped)?
     } else {
@@ -86,7 +86,7 @@ pub(super) fn run(
 /// A clone of the module shares the buffer and must keep its values.
 fn make_unique(engine: &Engine, flat: &mut DeviceFlat) {
     if flat.make_unique() {
-        flat.count(&engine.ledger, MemoryKind::Parameters);
+        flat.count(&engine.context.ledger, MemoryKind::Parameters);
     }
 }
 
@@ -99,26 +99,27 @@ fn gather(
     stepped: &[usize],
 ) -> Result<(), Error> {
     let engine = step.engine;
-    let group = &engine.plan.groups[step.group];
+    let group = &engine.plan().groups[step.group];
     let input = step.gathered_from(shards, stepped)?;
-    let mut full = if engine.memory.is_reached() {
+    let mut full = if engine.context.memory.is_reached() {
         // In place: members that were not stepped keep their values.
         make_unique(engine, flat);
-        Fresh::Device(flat.clone())
+        OutputBuffer::Device(flat.clone())
     } else {
         let len = flat.len_bytes();
-        let mut full = engine.pool.zeros(MemoryKind::Staging, len);
+        let mut full = engine.context.pool.zeros(MemoryKind::Staging, len);
         if stepped.len() < group.members.len() {
             full.bytes_mut().copy_from_slice(&flat.download()[..len]);
         }
-        Fresh::Host(full)
+        OutputBuffer::Host(full)
     };
-    let parts = vec![(&mut full, step.gathered_to(stepped))];
-    let mut output = engine.output(group.dtype, parts)?;
-    let communicator = engine.group.communicator();
-    communicator.all_gather(input.segments(), &mut *output)?;
+    let ranges = step.gathered_to(stepped);
+    let numels: Vec<usize> = ranges.iter().map(|&(_, numel)| numel).collect();
+    let work = crate::compat::all_gather(&engine.context.process_group, input.segments(), &numels)?;
+    let mut output = engine.context.output(group.dtype, vec![(&mut full, ranges)])?;
+    work.finish(&mut *output)?;
     drop(output);
-    if let Flat::Device(placed) = engine.place(MemoryKind::Parameters, full) {
+    if let Flat::Device(placed) = engine.context.commit(MemoryKind::Parameters, full) {
         *flat = placed;
     }
     Ok(())
@@ -239,7 +240,7 @@ fn own_shards(
     members: &[usize],
 ) -> Result<DeviceFlat, Error> {
     let engine = step.engine;
-    let group = &engine.plan.groups[step.group];
+    let group = &engine.plan().groups[step.group];
     let shards = flat
         .accelerator()
         .zeros(group.layout.shard_len * group.dtype.size_bytes());

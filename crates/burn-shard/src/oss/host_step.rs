@@ -10,10 +10,9 @@ use super::config::{Fused, Method};
 use super::state::{Moments, ParamState, State, moment_bytes};
 use super::step::{GroupStep, Job, Owned};
 use crate::Error;
-use crate::bind::stored_len;
-use crate::flat::{Flat, FlatTensor};
-use crate::host::{HostTensor, pieces_mut};
-use crate::memory::MemoryKind;
+use crate::storage::flat::{Flat, FlatTensor};
+use crate::storage::host::{HostTensor, pieces_mut};
+use crate::storage::ledger::MemoryKind;
 
 /// Steps the members `stepped` of a group, and gathers them.
 pub(super) fn run(
@@ -24,11 +23,11 @@ pub(super) fn run(
     stepped: &[usize],
 ) -> Result<(), Error> {
     let engine = step.engine;
-    let group = &engine.plan.groups[step.group];
+    let group = &engine.plan().groups[step.group];
     if Arc::get_mut(flat).is_none() {
         // A clone of the module shares the buffer and must keep its values.
-        let len = stored_len(group) * group.dtype.size_bytes();
-        let mut copy = engine.pool.zeros(MemoryKind::Parameters, len);
+        let len = group.stored_len() * group.dtype.size_bytes();
+        let mut copy = engine.context.pool.zeros(MemoryKind::Parameters, len);
         copy.bytes_mut().copy_from_slice(&flat[..len]);
         *flat = copy.freeze();
     }
@@ -54,23 +53,23 @@ pub(super) fn run(
             _ => one.stock(method, bytes, param_state),
         }
     }
-    if group.strategy.gathers_after_step() {
+    if group.gathers_after_step() {
         // The others read from a copy: the buffer itself is being written.
         let size = group.dtype.size_bytes();
         let len = group.layout.shard_len * size;
-        let mut shards = engine.pool.take(MemoryKind::Staging, len);
+        let mut shards = engine.context.pool.take(MemoryKind::Staging, len);
         for &index in stepped {
-            let member = &group.layout.members[engine.plan.place[index].member];
+            let member = &group.layout.members[engine.plan().place[index].member];
             let from = (member.full_offset + engine.rank() * member.shard_numel) * size;
             let to = member.shard_offset * size;
             let len = member.shard_numel * size;
             shards.bytes_mut()[to..to + len].copy_from_slice(&bytes[from..from + len]);
         }
         let input = step.gathered_from(&Flat::Host(shards.freeze()), stepped)?;
-        let ranges = step.gathered_to(stepped).into_iter();
-        let mut output = pieces_mut(bytes, group.dtype, ranges);
-        let communicator = engine.group.communicator();
-        communicator.all_gather(input.segments(), &mut output)?;
+        let ranges = step.gathered_to(stepped);
+        let numels: Vec<usize> = ranges.iter().map(|&(_, numel)| numel).collect();
+        let work = crate::compat::all_gather(&engine.context.process_group, input.segments(), &numels)?;
+        work.finish(&mut pieces_mut(bytes, group.dtype, ranges.into_iter()))?;
     }
     Ok(())
 }

@@ -142,7 +142,7 @@ impl Oss {
         gradients: GradientsParams,
     ) -> Result<ShardedModule<M>, StepError<M>> {
         let engine = module.engine();
-        let (own, other) = (&self.group, &engine.group);
+        let (own, other) = (&self.group, &engine.context.process_group);
         if (own.rank(), own.world_size()) != (other.rank(), other.world_size()) {
             let error = Error::OtherGroup {
                 optimizer_rank: own.rank(),

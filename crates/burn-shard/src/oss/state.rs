@@ -5,11 +5,11 @@ use std::sync::{Arc, Weak};
 use burn::optim::{DynOptimizer, DynState, StateSink};
 use burn::tensor::{DType, TensorData};
 
-use crate::buffer::Buffer;
+use crate::storage::pool::Buffer;
 #[cfg(feature = "cubecl")]
-use crate::device::DeviceFlat;
-use crate::engine::Engine;
-use crate::memory::MemoryKind;
+use crate::storage::device::DeviceFlat;
+use crate::runtime::engine::Engine;
+use crate::storage::ledger::MemoryKind;
 use crate::plan::Place;
 
 use super::config::Fused;
@@ -60,12 +60,12 @@ enum Moment {
 impl Moment {
     fn zeros(engine: &Engine, bytes: usize) -> Self {
         #[cfg(feature = "cubecl")]
-        if let Some(accelerator) = engine.memory.accelerator() {
+        if let Some(accelerator) = engine.context.memory.accelerator() {
             let flat = accelerator.zeros(bytes);
-            flat.count(&engine.ledger, MemoryKind::OptimizerState);
+            flat.count(&engine.context.ledger, MemoryKind::OptimizerState);
             return Self::Device(flat);
         }
-        Self::Host(engine.pool.zeros(MemoryKind::OptimizerState, bytes))
+        Self::Host(engine.context.pool.zeros(MemoryKind::OptimizerState, bytes))
     }
 
     fn read(&self) -> Vec<f32> {
@@ -97,9 +97,9 @@ impl State {
     pub(super) fn new(engine: &Arc<Engine>) -> Self {
         Self {
             engine: Arc::downgrade(engine),
-            params: vec![ParamState::default(); engine.plan.params.len()],
+            params: vec![ParamState::default(); engine.plan().params.len()],
             groups: engine
-                .plan
+                .plan()
                 .groups
                 .iter()
                 .map(|_| Moments::default())
@@ -122,7 +122,7 @@ impl State {
             stock.state_flatten("", stock_state, &mut sink);
             return sink;
         }
-        let moments = &self.groups[engine.plan.place[index].group];
+        let moments = &self.groups[engine.plan().place[index].group];
         let names: &[&str] = match state.fused {
             None => &[],
             Some(Fused::Sgd(_)) => &["velocity"],
@@ -148,7 +148,7 @@ impl State {
     fn find(&self, path: &str) -> Option<(Arc<Engine>, usize)> {
         let engine = self.engine.upgrade()?;
         let index = engine
-            .plan
+            .plan()
             .params
             .iter()
             .position(|param| param.path == path)?;
@@ -191,8 +191,8 @@ impl Moments {
 
 /// Where the state of this rank's elements of a parameter lies in its group's moments.
 pub(super) fn elements(engine: &Engine, index: usize) -> std::ops::Range<usize> {
-    let Place { group, member } = engine.plan.place[index];
-    let group = &engine.plan.groups[group];
+    let Place { group, member } = engine.plan().place[index];
+    let group = &engine.plan().groups[group];
     let member = &group.layout.members[member];
     if group.strategy.shards_optimizer() {
         member.shard_offset..member.shard_offset + member.owned(engine.rank()).len()
@@ -203,7 +203,7 @@ pub(super) fn elements(engine: &Engine, index: usize) -> std::ops::Range<usize> 
 
 /// Bytes of one moment of a group.
 pub(super) fn moment_bytes(engine: &Engine, group: usize) -> usize {
-    let group = &engine.plan.groups[group];
+    let group = &engine.plan().groups[group];
     let elements = if group.strategy.shards_optimizer() {
         group.layout.shard_len
     } else {

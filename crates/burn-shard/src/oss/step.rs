@@ -11,11 +11,11 @@ use super::StepError;
 use super::config::Method;
 use super::host_step;
 use super::state::{State, elements};
-use crate::bind::{Storage, detach};
-use crate::engine::Engine;
-use crate::flat::{Flat, FlatTensor};
-use crate::layout::MemberLayout;
-use crate::transfer::Input;
+use crate::module::bind::{Storage, detach};
+use crate::runtime::engine::Engine;
+use crate::storage::flat::{Flat, FlatTensor};
+use crate::plan::layout::MemberLayout;
+use crate::runtime::collective_io::CollectiveInput;
 use crate::{Error, ShardedModule};
 
 pub(super) fn step<M: Module>(
@@ -25,10 +25,12 @@ pub(super) fn step<M: Module>(
     module: ShardedModule<M>,
     mut gradients: GradientsParams,
 ) -> Result<ShardedModule<M>, StepError<M>> {
-    let (engine, inner) = module.into_parts();
-    engine.reshard();
+    let (graph, inner) = module.into_parts();
+    graph.close_pass();
+    let engine = &graph.engine;
+    engine.begin_step();
     let _instance = engine.new_instance();
-    let (skeleton, mut detached) = detach(&engine, inner, &mut gradients);
+    let (skeleton, mut detached) = detach(engine, inner, &mut gradients);
     let mut jobs = detached
         .iter_mut()
         .map(|param| {
@@ -39,13 +41,20 @@ pub(super) fn step<M: Module>(
         })
         .collect::<Vec<_>>();
     drop(gradients);
-    let mut storage = Storage::pack(&engine, detached);
-    let mut result = check(&engine, &jobs);
-    for group in 0..engine.plan.groups.len() {
+    let mut storage = Storage::pack(engine, detached);
+    let mut result = check(engine, &jobs);
+    if result.is_ok() {
+        let stepped = jobs.iter().enumerate().filter_map(|(index, job)| {
+            let rate = |job: &Job| rate(engine, lr, index, job);
+            job.as_ref().map(|job| (index, rate(job)))
+        });
+        engine.context.note_step(&stepped.collect::<Vec<_>>());
+    }
+    for group in 0..engine.plan().groups.len() {
         if result.is_ok() {
             let flat = &mut storage.flats[group];
             let step = GroupStep {
-                engine: &engine,
+                engine,
                 methods,
                 lr,
                 group,
@@ -53,11 +62,17 @@ pub(super) fn step<M: Module>(
             result = step.run(state, flat, &mut jobs);
         }
     }
-    let module = ShardedModule::from_parts(Arc::clone(&engine), storage.bind(&engine, skeleton));
+    let inner = storage.bind(engine, skeleton);
+    let module = ShardedModule::from_parts(Arc::clone(&graph), inner);
     match result {
         Ok(()) => Ok(module),
         Err(error) => Err(StepError::new(module, error)),
     }
+}
+
+fn rate(engine: &Engine, lr: &ModuleLearningRate, index: usize, job: &Job) -> f64 {
+    let path = engine.plan().params[index].path.as_str();
+    lr.lr_from_param(job.id, Some(path))
 }
 
 /// A parameter to step.
@@ -78,8 +93,8 @@ pub(super) struct Owned {
 
 impl Owned {
     pub(super) fn of(engine: &Engine, index: usize) -> Self {
-        let place = engine.plan.place[index];
-        let group = &engine.plan.groups[place.group];
+        let place = engine.plan().place[index];
+        let group = &engine.plan().groups[place.group];
         let member = &group.layout.members[place.member];
         let strategy = group.strategy;
         let owned = if strategy.shards_optimizer() {
@@ -88,7 +103,7 @@ impl Owned {
             0..member.numel
         };
         let len = owned.len();
-        let start = if strategy.shards_parameters() {
+        let start = if group.shards_parameters() {
             member.shard_offset
         } else {
             member.full_offset + owned.start
@@ -110,9 +125,9 @@ impl Owned {
 fn check(engine: &Engine, jobs: &[Option<Job>]) -> Result<(), Error> {
     for (index, job) in jobs.iter().enumerate() {
         let Some(job) = job else { continue };
-        let spec = &engine.plan.params[index];
-        let shape = spec.shard_shape(engine.plan.world_size);
-        let expected = if engine.plan.strategy_of(index).shards_gradients() {
+        let spec = &engine.plan().params[index];
+        let shape = spec.shard_shape(engine.plan().world_size);
+        let expected = if engine.plan().group_of(index).strategy.shards_gradients() {
             shape.iter().product()
         } else {
             spec.numel()
@@ -123,7 +138,7 @@ fn check(engine: &Engine, jobs: &[Option<Job>]) -> Result<(), Error> {
                 path: spec.path.clone(),
                 expected,
                 found: job.gradient.numel(),
-                strategy: engine.strategy.to_string(),
+                strategy: engine.context.config.strategy.to_string(),
             });
         }
     }
@@ -146,7 +161,7 @@ impl GroupStep<'_> {
         flat: &mut Flat,
         jobs: &mut [Option<Job>],
     ) -> Result<(), Error> {
-        let group = &self.engine.plan.groups[self.group];
+        let group = &self.engine.plan().groups[self.group];
         let stepped: Vec<usize> = group
             .members
             .iter()
@@ -165,17 +180,17 @@ impl GroupStep<'_> {
 
     /// By what, and at which learning rate, a parameter is stepped.
     pub(super) fn method(&self, index: usize, job: &Job) -> (&Method, f64) {
-        let path = Some(self.engine.plan.params[index].path.as_str());
+        let path = Some(self.engine.plan().params[index].path.as_str());
         let matches = |method: &&Method| method.group.matches(&job.id, path);
         let method = self.methods.iter().rfind(matches);
         let method = method.expect("the first method should match every parameter");
-        (method, self.lr.lr_from_param(job.id, path))
+        (method, rate(self.engine, self.lr, index, job))
     }
 
     /// What the gather of the stepped `members` reads: this rank's `shards`.
-    pub(super) fn gathered_from(&self, shards: &Flat, members: &[usize]) -> Result<Input, Error> {
-        let group = &self.engine.plan.groups[self.group];
-        let shards = self.engine.readable(shards);
+    pub(super) fn gathered_from(&self, shards: &Flat, members: &[usize]) -> Result<CollectiveInput, Error> {
+        let group = &self.engine.plan().groups[self.group];
+        let shards = self.engine.context.readable(shards);
         let tensors = members
             .iter()
             .map(|&index| {
@@ -185,8 +200,9 @@ impl GroupStep<'_> {
                 (member.shard_numel, Some(shard))
             })
             .collect();
-        let label = self.engine.plan.label(self.group);
-        self.engine.input(group.dtype, label, tensors)
+        let context = &self.engine.context;
+        let purpose = context.purpose("gather after a step", members);
+        context.input(group.dtype, purpose, tensors)
     }
 
     /// Where the gather of the stepped `members` writes in the group's full buffer, in elements.
@@ -196,7 +212,7 @@ impl GroupStep<'_> {
     }
 
     fn layout(&self, index: usize) -> &MemberLayout {
-        let group = &self.engine.plan.groups[self.group];
-        &group.layout.members[self.engine.plan.place[index].member]
+        let group = &self.engine.plan().groups[self.group];
+        &group.layout.members[self.engine.plan().place[index].member]
     }
 }

@@ -173,7 +173,11 @@ pub fn own_gradients<M: Module>(full: &Bits, model: &ShardedModule<M>) -> Bits {
         let len = values.len().div_ceil(group.world_size());
         let mut padded = values.clone();
         padded.resize(len * group.world_size(), 0);
-        padded[group.rank() * len..][..len].to_vec()
+        let mut own = padded[group.rank() * len..][..len].to_vec();
+        // The shard keeps the first axis, so there may be room for a few elements more.
+        let param = model.params().iter().find(|param| param.path == path);
+        own.resize(param.unwrap().shard_shape(group.world_size()).iter().product(), 0);
+        own
     };
     full.iter()
         .map(|(path, values)| (path.clone(), own(path, values)))

@@ -12,13 +12,12 @@ use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use burn_shard_comm::ProcessGroup;
 
-use crate::attach::note_leaves;
-use crate::bind::{Storage, detach};
-use crate::config::ShardConfig;
-use crate::engine::Engine;
-use crate::layout::ParamSpec;
-use crate::memory::MemoryReport;
-use crate::{Error, ShardingStrategy};
+use super::bind::{Storage, detach};
+use super::leaves::note_leaves;
+use crate::autodiff::graph::Graph;
+use crate::runtime::engine::Engine;
+use crate::storage::ledger::MemoryReport;
+use crate::{Error, ParamSpec, ShardConfig, ShardingStrategy};
 
 /// A module whose training is sharded over the ranks of a process group.
 ///
@@ -51,7 +50,7 @@ use crate::{Error, ShardingStrategy};
 #[derive(Clone)]
 pub struct ShardedModule<M> {
     inner: M,
-    engine: Arc<Engine>,
+    graph: Arc<Graph>,
 }
 
 impl<M: Module> ShardedModule<M> {
@@ -71,27 +70,27 @@ impl<M: Module> ShardedModule<M> {
         config: impl Into<ShardConfig>,
         group: &ProcessGroup,
     ) -> Result<Self, Error> {
-        let (engine, inner) = crate::wrap::wrap(module, &config.into(), group)?;
-        Ok(Self { inner, engine })
+        let (graph, inner) = super::wrap::wrap(module, config.into(), group)?;
+        Ok(Self { inner, graph })
     }
 
     /// The strategy it was wrapped with.
     #[must_use]
     pub fn strategy(&self) -> ShardingStrategy {
-        self.engine.strategy
+        self.config().strategy
     }
 
     /// The process group it was wrapped with.
     #[must_use]
     pub fn group(&self) -> &ProcessGroup {
-        &self.engine.group
+        &self.engine().context.process_group
     }
 
     /// Whether collectives read and write the module's tensors where they are. `false`: they are on a
     /// device that the group's communicator does not reach, and are copied to host memory and back.
     #[must_use]
     pub fn collectives_in_place(&self) -> bool {
-        self.engine.memory.collectives_in_place()
+        self.engine().context.memory.collectives_in_place()
     }
 
     /// Model-state bytes on this rank, by kind, counted as they live.
@@ -101,26 +100,26 @@ impl<M: Module> ShardedModule<M> {
     /// has queued keeps what it reads. Scratch memory of NCCL is not counted.
     #[must_use]
     pub fn memory(&self) -> MemoryReport {
-        self.engine.ledger.report()
+        self.engine().context.ledger.report()
     }
 
     /// Sets the peaks of [`memory`](Self::memory) to what is live now.
     pub fn reset_memory_peak(&self) {
-        self.engine.ledger.reset_peak();
+        self.engine().context.ledger.reset_peak();
     }
 
     /// Paths, full shapes and dtypes of the parameters, in the order of the plan.
     #[must_use]
     pub fn params(&self) -> &[ParamSpec] {
-        &self.engine.plan.params
+        &self.engine().plan().params
     }
 
     /// The parameters that share a collective, as indices into [`params`](Self::params), in plan
     /// order.
     #[must_use]
     pub fn groups(&self) -> Vec<Vec<usize>> {
-        self.engine
-            .plan
+        self.engine()
+            .plan()
             .groups
             .iter()
             .map(|group| group.members.clone())
@@ -136,35 +135,34 @@ impl<M: Module> ShardedModule<M> {
     #[must_use]
     pub fn unsharded(&self) -> M {
         let full = self.inner.valid().materialize();
-        self.engine.reshard();
+        self.engine().reshard();
         full
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+    /// Takes the plain module with its stored tensors out.
+    pub(crate) fn into_parts(self) -> (Arc<Graph>, M) {
+        (self.graph, self.inner)
     }
 
-    /// Takes the stored tensors and their gradients out.
-    pub(crate) fn into_parts(self) -> (Arc<Engine>, M) {
-        (self.engine, self.inner)
-    }
-
-    pub(crate) fn from_parts(engine: Arc<Engine>, inner: M) -> Self {
-        note_leaves(&engine, &inner);
-        Self { inner, engine }
+    pub(crate) fn from_parts(graph: Arc<Graph>, inner: M) -> Self {
+        note_leaves(&graph, &inner);
+        Self { inner, graph }
     }
 
     /// Makes a new value of the module, whose tensors `change` may replace.
-    fn remade(self, change: impl FnOnce(M) -> M) -> Self {
-        let Self { inner, engine } = self;
+    fn rebuild_with(self, change: impl FnOnce(M) -> M) -> Self {
+        let Self { inner, graph } = self;
+        let engine = &graph.engine;
         let _instance = engine.new_instance();
+        engine.context.note_map();
+        graph.close_pass();
         let mut inner = change(inner);
-        if engine.strategy.shards_parameters() {
+        if engine.plan().groups.iter().any(|group| group.unshards()) {
             // What an optimizer made are separate tensors; the next gather needs flat buffers.
-            let (skeleton, detached) = detach(&engine, inner, &mut GradientsParams::new());
-            inner = Storage::pack(&engine, detached).bind(&engine, skeleton);
+            let (skeleton, detached) = detach(engine, inner, &mut GradientsParams::new());
+            inner = Storage::pack(engine, detached).bind(engine, skeleton);
         }
-        Self::from_parts(engine, inner)
+        Self::from_parts(graph, inner)
     }
 
     /// Refuses what would go wrong without a word. Burn's `map` returns no error.
@@ -174,16 +172,28 @@ impl<M: Module> ShardedModule<M> {
             !mapper.contains("ApplyReparameterization"),
             "rank {}: parameters of a sharded module carry a reparameterization already, and Burn \
              cannot nest them (apply LoRA before wrapping, on layers that stay unwrapped)",
-            self.engine.rank(),
+            self.engine().rank(),
         );
-        let own_optimizer = self.engine.strategy.gathers_after_step();
+        let own_optimizer = self.config().strategy.gathers_after_step();
         assert!(
             !own_optimizer || !mapper.contains("ModuleOptimizerMapper"),
             "rank {}: under strategy {} a stock optimizer would keep the whole state on every rank, \
              or step with a part of the gradients (use burn_shard::Oss, or strategy ddp or zero3)",
-            self.engine.rank(),
-            self.engine.strategy,
+            self.engine().rank(),
+            self.config().strategy,
         );
+    }
+}
+
+impl<M> ShardedModule<M> {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.graph.engine
+    }
+
+    /// How it was wrapped.
+    #[must_use]
+    pub fn config(&self) -> &ShardConfig {
+        &self.engine().context.config
     }
 }
 
@@ -198,8 +208,8 @@ impl<M> Deref for ShardedModule<M> {
 impl<M: fmt::Debug> fmt::Debug for ShardedModule<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ShardedModule")
-            .field("strategy", &self.engine.strategy)
-            .field("rank", &self.engine.rank())
+            .field("strategy", &self.config().strategy)
+            .field("rank", &self.engine().rank())
             .field("inner", &self.inner)
             .finish_non_exhaustive()
     }
@@ -211,21 +221,21 @@ impl<M: Module> Module for ShardedModule<M> {
     }
 
     fn fork(self, device: &Device) -> Self {
-        self.remade(|inner| inner.fork(device))
+        self.rebuild_with(|inner| inner.fork(device))
     }
 
     fn to_device(self, device: &Device) -> Self {
-        self.remade(|inner| inner.to_device(device))
+        self.rebuild_with(|inner| inner.to_device(device))
     }
 
     fn train(self) -> Self {
-        self.remade(Module::train)
+        self.rebuild_with(Module::train)
     }
 
     fn valid(&self) -> Self {
         Self {
             inner: self.inner.valid(),
-            engine: Arc::clone(&self.engine),
+            graph: Arc::clone(&self.graph),
         }
     }
 
@@ -237,7 +247,7 @@ impl<M: Module> Module for ShardedModule<M> {
     }
 
     fn num_params(&self) -> usize {
-        self.engine.plan.numel()
+        self.engine().plan().numel()
     }
 
     fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
@@ -246,7 +256,7 @@ impl<M: Module> Module for ShardedModule<M> {
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
         self.check_mapper::<Mapper>();
-        self.remade(|inner| inner.map(mapper))
+        self.rebuild_with(|inner| inner.map(mapper))
     }
 }
 
@@ -256,7 +266,7 @@ impl<M: ModuleDisplayDefault> ModuleDisplayDefault for ShardedModule<M> {
     }
 
     fn num_params(&self) -> usize {
-        self.engine.plan.numel()
+        self.engine().plan().numel()
     }
 }
 

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use burn_shard_comm::ProcessGroup;
 
-use crate::Error;
-use crate::plan::Plan;
+use super::Plan;
+use crate::{Error, ParamSpec, ShardConfig};
 
 impl Plan {
     /// Compares the plan with every other rank's.
@@ -13,8 +13,8 @@ impl Plan {
     /// # Errors
     ///
     /// [`Error::PlanMismatch`] on every rank, naming the first parameter that differs.
-    pub(crate) fn agree(&self, strategy: &str, group: &ProcessGroup) -> Result<(), Error> {
-        let lines = self.describe(strategy);
+    pub(crate) fn agree(&self, config: &ShardConfig, group: &ProcessGroup) -> Result<(), Error> {
+        let lines = self.describe(config);
         let hashes = group.all_gather_bytes(&fnv1a(&lines).to_le_bytes())?;
         let Some(other) = hashes.iter().position(|hash| hash != &hashes[0]) else {
             return Ok(());
@@ -40,20 +40,24 @@ impl Plan {
     }
 
     /// One line per fact that all ranks must share, in plan order.
-    fn describe(&self, strategy: &str) -> Vec<String> {
+    fn describe(&self, config: &ShardConfig) -> Vec<String> {
         let mut lines = vec![format!(
-            "strategy {strategy}, world_size {}, alignment {}",
-            self.world_size, self.align_bytes
+            "strategy {}, prefetch {}, world_size {}, alignment {}",
+            config.strategy, config.prefetch, self.world_size, self.align_bytes
         )];
         for (param, place) in self.params.iter().zip(&self.place) {
-            let mut line = format!(
-                "parameter {} {:?} {:?}",
-                param.path, param.dtype, param.shape
-            );
-            let frozen = if param.trainable { "" } else { ", frozen" };
-            let kept = self.groups[place.group].strategy;
-            write!(line, " in group {} ({kept}){frozen}", place.group)
+            let ParamSpec { path, dtype, shape, trainable } = param;
+            let group = &self.groups[place.group];
+            let mut line = format!("parameter {path} {dtype:?} {shape:?}");
+            write!(line, " in group {} ({})", place.group, group.strategy)
                 .expect("writing to a string should succeed");
+            if group.is_mixed() || group.reduce != group.dtype {
+                write!(line, ", used in {}, reduced in {}", group.compute, group.reduce)
+                    .expect("writing to a string should succeed");
+            }
+            if !trainable {
+                line.push_str(", frozen");
+            }
             lines.push(line);
         }
         lines
@@ -62,8 +66,16 @@ impl Plan {
 
 /// 64-bit FNV-1a over lines; the same on every platform and toolchain.
 fn fnv1a(lines: &[String]) -> u64 {
-    let bytes = lines.iter().flat_map(|line| line.bytes().chain([b'\n']));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+    let newline = |hash, line: &String| hash_bytes(hash_bytes(hash, line.as_bytes()), b"\n");
+    lines.iter().fold(HASH_START, newline)
+}
+
+/// The hash of nothing, to be continued by [`hash_bytes`].
+pub(crate) const HASH_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// Continues a 64-bit FNV-1a hash.
+pub(crate) fn hash_bytes(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
@@ -71,7 +83,11 @@ fn fnv1a(lines: &[String]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ParamSpec, ShardingStrategy};
+    use crate::ShardingStrategy;
+
+    fn zero2() -> ShardConfig {
+        ShardConfig::new(ShardingStrategy::Gradients)
+    }
 
     fn spec(path: &str, numel: usize) -> ParamSpec {
         ParamSpec::f32(path, &[numel])
@@ -82,8 +98,8 @@ mod tests {
         let messages = ProcessGroup::spawn(3, |group| {
             let numel = if group.rank() == 2 { 8 } else { 7 };
             let params = vec![spec("a", 3), spec("b.weight", numel), spec("c", 1)];
-            let plan = Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 1, 3).unwrap();
-            plan.agree("zero2", &group).unwrap_err().to_string()
+            let plan = Plan::new(params, &zero2(), 1, 3).unwrap();
+            plan.agree(&zero2(), &group).unwrap_err().to_string()
         })
         .unwrap();
         for message in messages {
@@ -96,15 +112,8 @@ mod tests {
     #[test]
     fn equal_plans_agree() {
         ProcessGroup::spawn(3, |group| {
-            let plan = Plan::new(
-                vec![spec("a", 3), spec("b", 9)],
-                ShardingStrategy::Gradients,
-                usize::MAX,
-                1,
-                3,
-            )
-            .unwrap();
-            plan.agree("zero2", &group).unwrap();
+            let plan = Plan::new(vec![spec("a", 3), spec("b", 9)], &zero2(), 1, 3).unwrap();
+            plan.agree(&zero2(), &group).unwrap();
         })
         .unwrap();
     }

@@ -1,31 +1,34 @@
 //! Wrapping: rank 0's parameters and buffers reach every rank, which keeps its part.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, Bytes, Int, Tensor, TensorData};
-use burn_shard_comm::{DType, Segments};
+use burn_shard_comm::{DType, Error as CommError, ProcessGroup, Segments};
 
-use crate::Error;
-use crate::attach::{Path, attach, inspect, note_leaves};
-use crate::bind::{AutodiffState, Storage, stored, stored_len};
-use crate::buffer::Buffer;
-use crate::config::ShardConfig;
-use crate::engine::Engine;
-use crate::flat::{Memory, from_flat, to_flat};
-use crate::host::{HostTensor, PiecesMut, TensorSegments};
-use crate::memory::MemoryKind;
+use super::bind::{AutodiffState, Storage};
+use super::inspect::inspect;
+use super::leaves::note_leaves;
+use super::path::Path;
+use crate::autodiff::graph::Graph;
+use crate::autodiff::reparam::attach;
 use crate::plan::Plan;
+use crate::purpose::Purpose;
+use crate::runtime::engine::Engine;
+use crate::storage::flat::{Memory, from_flat, to_flat};
+use crate::storage::host::{HostTensor, PiecesMut, TensorSegments};
+use crate::storage::ledger::MemoryKind;
+use crate::storage::pool::Buffer;
+use crate::{Error, ShardConfig};
 
 /// Plans, distributes and attaches. Every rank calls it with the same kind of module.
 pub(crate) fn wrap<M: Module>(
     module: M,
-    config: &ShardConfig,
-    group: &burn_shard_comm::ProcessGroup,
-) -> Result<(Arc<Engine>, M), Error> {
+    config: ShardConfig,
+    group: &ProcessGroup,
+) -> Result<(Arc<Graph>, M), Error> {
     let rank = group.rank();
-    let checked = check(&module, config, group);
+    let checked = check(&module, &config, group);
     // A rank that cannot go on tells the others, instead of leaving them in the next collective.
     let refusals = group.all_gather_bytes(
         checked
@@ -44,15 +47,14 @@ pub(crate) fn wrap<M: Module>(
             message,
         });
     }
-    plan.agree(&config.strategy.to_string(), group)?;
+    plan.agree(&config, group)?;
 
-    let engine = Engine::new(group.clone(), memory, config.strategy, plan);
+    let engine = Engine::new(group.clone(), memory, config, plan);
     let mut distribute = Distribute {
         engine: &engine,
-        index: engine.plan.index(),
         path: Path::default(),
-        flats: engine.plan.groups.iter().map(|_| None).collect(),
-        states: engine.plan.params.iter().map(|_| None).collect(),
+        flats: engine.plan().groups.iter().map(|_| None).collect(),
+        states: engine.plan().params.iter().map(|_| None).collect(),
         error: None,
     };
     if holds_buffers(&module, &engine) {
@@ -73,17 +75,18 @@ pub(crate) fn wrap<M: Module>(
     let planned = "every parameter of the plan should have been met";
     let flats = flats
         .into_iter()
-        .map(|flat| engine.place_host(MemoryKind::Parameters, flat.expect(planned)))
+        .map(|flat| engine.context.place_host(MemoryKind::Parameters, flat.expect(planned)))
         .collect();
     let states = states
         .into_iter()
         .map(|state| state.expect(planned))
         .collect();
     let module = Storage::new(flats, states).bind(&engine, skeleton);
-    let module = attach(&engine, module);
-    note_leaves(&engine, &module);
-    engine.ledger.reset_peak();
-    Ok((engine, module))
+    engine.context.ledger.reset_peak();
+    let graph = Graph::new(engine);
+    let module = attach(&graph, module);
+    note_leaves(&graph, &module);
+    Ok((graph, module))
 }
 
 /// Whether the module shows visitors more float tensors than the plan has parameters.
@@ -96,14 +99,14 @@ fn holds_buffers<M: Module>(module: &M, engine: &Engine) -> bool {
     }
     let mut count = Count(0);
     module.visit(&mut count);
-    count.0 > engine.plan.params.len()
+    count.0 > engine.plan().params.len()
 }
 
 /// What this rank can refuse by itself.
 fn check<M: Module>(
     module: &M,
     config: &ShardConfig,
-    group: &burn_shard_comm::ProcessGroup,
+    group: &ProcessGroup,
 ) -> Result<(Memory, Plan), Error> {
     let devices = module.devices();
     if devices.len() > 1 {
@@ -124,8 +127,7 @@ fn check<M: Module>(
     let params = inspect(module, group.rank())?;
     let plan = Plan::new(
         params,
-        config.strategy,
-        config.group_cap_bytes,
+        config,
         memory.alignment(),
         group.world_size(),
     )?;
@@ -133,8 +135,7 @@ fn check<M: Module>(
 }
 
 struct Distribute<'a> {
-    engine: &'a Arc<Engine>,
-    index: Arc<HashMap<String, usize>>,
+    engine: &'a Engine,
     path: Path,
     flats: Vec<Option<Buffer>>,
     states: Vec<Option<AutodiffState>>,
@@ -144,40 +145,32 @@ struct Distribute<'a> {
 impl Distribute<'_> {
     /// Rank 0's value of `tensor`, on every rank.
     fn broadcast(&mut self, mut tensor: HostTensor) -> HostTensor {
-        let result = if self.engine.rank() == 0 {
-            let numel = tensor.numel();
-            let tensors = vec![(numel, Some(tensor.clone()))];
-            let input: Arc<dyn Segments> = Arc::new(TensorSegments {
-                dtype: tensor.dtype(),
-                tensors,
-                label: 0,
-            });
-            self.engine
-                .group
-                .communicator()
-                .broadcast(Some(input), None, 0)
-        } else {
-            let dtype = tensor.dtype();
-            let mut output = PiecesMut {
-                dtype,
-                pieces: vec![tensor.as_bytes_mut()],
-            };
-            self.engine
-                .group
-                .communicator()
-                .broadcast(None, Some(&mut output), 0)
-        };
-        if let Err(error) = result {
+        if let Err(error) = self.try_broadcast(&mut tensor) {
             self.error.get_or_insert(error.into());
         }
         tensor
+    }
+
+    fn try_broadcast(&self, tensor: &mut HostTensor) -> Result<(), CommError> {
+        let (dtype, numel) = (tensor.dtype(), tensor.numel());
+        let communicator = self.engine.context.process_group.communicator();
+        if self.engine.rank() == 0 {
+            let input: Arc<dyn Segments> = Arc::new(TensorSegments {
+                dtype,
+                tensors: vec![(numel, Some(tensor.clone()))],
+                purpose: Purpose::default(),
+            });
+            return communicator.broadcast(Some(input), None, 0);
+        }
+        let pieces = vec![tensor.as_bytes_mut()];
+        communicator.broadcast(None, Some(&mut PiecesMut { dtype, pieces }), 0)
     }
 
     fn broadcast_data(&mut self, data: TensorData) -> TensorData {
         let (bytes, shape, dtype) = data.into_parts();
         let mut bytes = bytes.to_vec();
         if self.error.is_none()
-            && let Err(error) = self.engine.group.broadcast(&mut bytes, 0)
+            && let Err(error) = self.engine.context.process_group.broadcast(&mut bytes, 0)
         {
             self.error = Some(error.into());
         }
@@ -187,17 +180,16 @@ impl Distribute<'_> {
     /// Copies this rank's part of `full` into the flat buffer of its group.
     fn store(&mut self, index: usize, full: &HostTensor) {
         let engine = self.engine;
-        let place = engine.plan.place[index];
-        let group = &engine.plan.groups[place.group];
+        let place = engine.plan().place[index];
+        let group = &engine.plan().groups[place.group];
         let member = &group.layout.members[place.member];
         let size = group.dtype.size_bytes();
         let flat = self.flats[place.group].get_or_insert_with(|| {
-            engine
-                .pool
-                .zeros(MemoryKind::Parameters, stored_len(group) * size)
+            let bytes = group.stored_len() * size;
+            engine.context.pool.zeros(MemoryKind::Parameters, bytes)
         });
-        let (offset, _) = stored(group, member);
-        let part = if group.strategy.shards_parameters() {
+        let (offset, _) = group.stored_slot(place.member);
+        let part = if group.shards_parameters() {
             member.owned(engine.rank())
         } else {
             0..member.numel
@@ -206,8 +198,18 @@ impl Distribute<'_> {
         flat.bytes_mut()[offset * size..offset * size + part.len()].copy_from_slice(part);
     }
 
-    fn check_dtype(&mut self, index: usize, found: DType) -> bool {
-        let spec = &self.engine.plan.params[index];
+    /// Whether a parameter turned out as it was planned.
+    fn check(&mut self, index: usize, shape: &[usize], found: DType) -> bool {
+        let spec = &self.engine.plan().params[index];
+        if spec.shape != shape {
+            self.error.get_or_insert(Error::ShapeChanged {
+                rank: self.engine.rank(),
+                path: spec.path.clone(),
+                planned: spec.shape.clone(),
+                found: shape.to_vec(),
+            });
+            return false;
+        }
         if spec.dtype == found {
             return true;
         }
@@ -234,18 +236,20 @@ impl ModuleMapper for Distribute<'_> {
         if self.error.is_some() {
             return param;
         }
-        let index = self.index.get(&self.path.join()).copied();
+        let index = self.engine.plan().find(&self.path.join());
         let (id, tensor, mapper) = param.consume();
+        let shape = tensor.shape();
         let state = AutodiffState::of(&tensor);
         let device = tensor.clone().without_autodiff().device();
         let own = to_flat(tensor).into_host();
         let Some(index) = index else {
             // A buffer, such as a running mean: the same on every rank.
             let value = self.broadcast(own);
-            let value = self.engine.place_tensor(MemoryKind::Parameters, value);
+            let context = &self.engine.context;
+            let value = context.place_tensor(MemoryKind::Parameters, value);
             return Param::from_mapped_value(id, state.lift(from_flat(value)), mapper);
         };
-        if self.check_dtype(index, own.dtype()) {
+        if self.check(index, shape.as_slice(), own.dtype()) {
             let full = self.broadcast(own);
             if self.error.is_none() {
                 self.store(index, &full);

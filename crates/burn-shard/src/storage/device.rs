@@ -13,10 +13,10 @@ use cubecl::client::Client;
 use cubecl::server::Handle;
 
 use crate::Error;
-use crate::flat::{FlatBackend, FlatTensor};
-use crate::host::{HostTensor, aligned, burn_dtype, dtype_of};
-use crate::memory::{Ledger, MemoryKind};
-use crate::primitive::CubeLike;
+use crate::storage::flat::{FlatBackend, FlatTensor};
+use crate::storage::host::{HostTensor, aligned, burn_dtype, dtype_of};
+use crate::storage::ledger::{Ledger, MemoryKind};
+use crate::storage::cube_tensor::CubeLike;
 
 /// A device and the client that queues work on it.
 #[derive(Clone)]
@@ -147,16 +147,23 @@ impl DeviceFlat {
         shared
     }
 
+    /// The same elements in another type.
+    pub(crate) fn cast(&self, from: DType, to: DType) -> Self {
+        let numel = self.len / from.size_bytes();
+        let cast = self.accelerator.empty(numel * to.size_bytes());
+        let whole = self.view(0, &[numel], from);
+        let packed = cast.pack(to, &[(0, whole)]);
+        packed.expect("a buffer should take a cast of another of as many elements");
+        cast
+    }
+
     pub(crate) fn len_bytes(&self) -> usize {
         self.len
     }
 
     /// As kernels want it.
     pub(crate) fn buffer(&self, dtype: DType) -> Result<FlatBuffer, Error> {
-        let dtype = kernel_dtype(dtype).ok_or(burn_shard_kernels::Error::UnsupportedDtype {
-            dtype: dtype.name(),
-            runtime: self.accelerator.client.name(),
-        })?;
+        let dtype = supported(&self.accelerator.client, dtype)?;
         let numel = self.len / dtype.size_bytes();
         let client = &self.accelerator.client;
         Ok(FlatBuffer::new(client, &self.handle, 0, numel, dtype)?)
@@ -178,13 +185,9 @@ impl DeviceFlat {
                 continue;
             }
             let handle = &tensor.0.handle;
+            let dtype = supported(client, tensor.dtype())?;
             sources.push(StridedTensor::new(
-                client,
-                index,
-                handle,
-                &[numel],
-                &[1],
-                flat.dtype(),
+                client, index, handle, &[numel], &[1], dtype,
             )?);
             slots.push(Slot {
                 offset: *offset,
@@ -195,6 +198,13 @@ impl DeviceFlat {
         pack(client, &sources, &flat, &slots, 1.0, strategy)?;
         Ok(())
     }
+}
+
+fn supported(client: &Client, dtype: DType) -> Result<Dtype, burn_shard_kernels::Error> {
+    kernel_dtype(dtype).ok_or(burn_shard_kernels::Error::UnsupportedDtype {
+        dtype: dtype.name(),
+        runtime: client.name(),
+    })
 }
 
 fn kernel_dtype(dtype: DType) -> Option<Dtype> {
@@ -237,6 +247,16 @@ impl DeviceTensor {
     #[cfg(feature = "nccl")]
     pub(crate) fn handle(&self) -> Handle {
         self.0.handle.clone()
+    }
+
+    /// A flat buffer of its own with the same elements.
+    pub(crate) fn copied(&self) -> DeviceFlat {
+        let accelerator = Accelerator::new(&self.0.device);
+        let dtype = self.dtype();
+        let flat = accelerator.empty(self.numel() * dtype.size_bytes());
+        let packed = flat.pack(dtype, &[(0, self.clone())]);
+        packed.expect("a buffer should take a copy of a tensor of as many elements");
+        flat
     }
 
     /// See [`FlatTensor::flat`].
@@ -324,13 +344,13 @@ impl FlatBackend for Cube {
     }
 }
 
-/// See [`crate::flat::to_flat`]; of a tensor without a graph.
+/// See [`crate::storage::flat::to_flat`]; of a tensor without a graph.
 pub(crate) fn to_flat<const D: usize>(tensor: Tensor<D>) -> FlatTensor {
     let primitive = tensor.try_into_primitive::<Cube>();
     Cube::to_flat(primitive.expect("the module's backend was checked when it was wrapped"))
 }
 
-/// See [`crate::flat::from_flat`].
+/// See [`crate::storage::flat::from_flat`].
 pub(crate) fn from_flat<const D: usize>(tensor: DeviceTensor) -> Tensor<D> {
     Tensor::from_primitive::<Cube>(tensor.into_primitive())
 }

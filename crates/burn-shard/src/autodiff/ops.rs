@@ -8,7 +8,7 @@
 //! backward step is therefore the last of the pass and knows that no gradient will come any more.
 
 use std::marker::PhantomData;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -17,77 +17,49 @@ use burn::backend::autodiff::checkpoint::state::BackwardStates;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::{Autodiff, Backend, backend_extension, flex::Flex, tensor::FloatTensor};
+use burn::backend::{
+    Autodiff, Backend, Dispatch, backend_extension, flex::Flex, tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
 
-use crate::engine::Engine;
+use super::graph::{ParamHandle, WeakParamHandle};
 use crate::error::or_panic;
-use crate::flat::FlatBackend;
-use crate::instance::Instance;
+use crate::runtime::pass::{PassId, PassToken};
+use crate::storage::flat::FlatBackend;
 
-/// Which parameter an operation reads, and on whose behalf.
+/// A read of a parameter, as part of a pass.
 #[derive(Clone, Debug)]
-pub(crate) struct Hook {
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) instance: Arc<Instance>,
-    /// Index into the plan's parameters.
-    pub(crate) index: usize,
-}
-
-impl Hook {
-    /// The same for the tape, which must not keep the module alive: a forward whose backward never
-    /// runs stays on Burn's tape until a later backward, and its pass in the engine.
-    fn for_tape(&self) -> TapeHook {
-        TapeHook {
-            engine: Arc::downgrade(&self.engine),
-            instance: Arc::clone(&self.instance),
-            index: self.index,
-        }
-    }
-}
-
-/// See [`Hook::for_tape`].
-#[derive(Clone, Debug)]
-struct TapeHook {
-    engine: Weak<Engine>,
-    instance: Arc<Instance>,
-    index: usize,
-}
-
-impl TapeHook {
-    fn hook(&self) -> Hook {
-        let engine = self.engine.upgrade();
-        Hook {
-            engine: engine.expect("the sharded module should live until its backward has run"),
-            instance: Arc::clone(&self.instance),
-            index: self.index,
-        }
-    }
+pub(crate) struct Read {
+    pub(crate) param: ParamHandle,
+    /// `None` where nothing is recorded.
+    pub(crate) pass: Option<PassId>,
 }
 
 /// Operations this crate adds to Burn's backends. Not for users: `ShardedModule` calls them.
 #[doc(hidden)]
 #[backend_extension(Flex, Cube: cfg(feature = "cubecl"), Autodiff)]
 pub(crate) trait ShardOps: Backend {
-    /// This rank's shard -> the full parameter (a collective). Its adjoint is the reduce-scatter.
+    /// What this rank stores -> the full parameter in the compute type (a collective where the stored
+    /// parameter is a shard). Its adjoint is the reduction of the parameter's gradient.
     fn unshard(
         shard: FloatTensor<Self>,
         anchor: FloatTensor<Self>,
         begin: FloatTensor<Self>,
-        hook: Hook,
+        read: Read,
     ) -> FloatTensor<Self>;
     /// Identity. Its adjoint is the reduction of the parameter's gradient.
     fn watch(
         parameter: FloatTensor<Self>,
         anchor: FloatTensor<Self>,
         begin: FloatTensor<Self>,
-        hook: Hook,
+        read: Read,
     ) -> FloatTensor<Self>;
     /// Identity on the untracked anchor, one level deeper.
     fn deepen(anchor: FloatTensor<Self>) -> FloatTensor<Self>;
     /// Identity; its backward step is the last of the pass.
-    fn begin_pass(token: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
-    /// Identity; tells the instance under which node the parameter's gradient is registered.
-    fn note_leaf(parameter: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
+    fn begin_pass(leaf: FloatTensor<Self>, state: BeginState) -> FloatTensor<Self>;
+    /// Identity; tells which node of the graph the tensor is, see [`node_of`].
+    fn note_node(tensor: FloatTensor<Self>, node: Arc<OnceLock<NodeId>>) -> FloatTensor<Self>;
 }
 
 /// Without a graph nothing but the gather is left of the operations.
@@ -98,9 +70,10 @@ macro_rules! without_graph {
                 shard: FloatTensor<Self>,
                 _anchor: FloatTensor<Self>,
                 _begin: FloatTensor<Self>,
-                hook: Hook,
+                read: Read,
             ) -> FloatTensor<Self> {
-                let full = hook.engine.unshard(hook.index, &Self::to_flat(shard));
+                let param = read.param;
+                let full = param.engine().unshard(param.index, &Self::to_flat(shard));
                 Self::from_flat(or_panic(full))
             }
 
@@ -108,7 +81,7 @@ macro_rules! without_graph {
                 parameter: FloatTensor<Self>,
                 _anchor: FloatTensor<Self>,
                 _begin: FloatTensor<Self>,
-                _hook: Hook,
+                _read: Read,
             ) -> FloatTensor<Self> {
                 parameter
             }
@@ -117,12 +90,15 @@ macro_rules! without_graph {
                 anchor
             }
 
-            fn begin_pass(token: FloatTensor<Self>, _hook: Hook) -> FloatTensor<Self> {
-                token
+            fn begin_pass(leaf: FloatTensor<Self>, _state: BeginState) -> FloatTensor<Self> {
+                leaf
             }
 
-            fn note_leaf(parameter: FloatTensor<Self>, _hook: Hook) -> FloatTensor<Self> {
-                parameter
+            fn note_node(
+                tensor: FloatTensor<Self>,
+                _node: Arc<OnceLock<NodeId>>,
+            ) -> FloatTensor<Self> {
+                tensor
             }
         }
     };
@@ -132,32 +108,51 @@ without_graph!(Flex);
 #[cfg(feature = "cubecl")]
 without_graph!(burn_cubecl::Cube);
 
-/// Backward step of a read: hands the gradient of one use to the engine.
-#[derive(Debug)]
-struct Read;
-
-/// State of [`Read`]: the parameter, and the number of this use in the pass.
+/// State of the node that ends a pass. Dropping it without a backward gives the pass up.
 #[derive(Clone, Debug)]
-struct Use {
-    hook: TapeHook,
-    number: usize,
-    leaf: NodeId,
+pub(crate) struct BeginState {
+    pub(crate) param: WeakParamHandle,
+    pub(crate) pass: PassId,
+    pub(crate) _token: PassToken,
 }
 
-impl<B: ShardOps + FlatBackend> Backward<B, 3> for Read {
-    type State = Use;
+/// Backward step of a read: hands the gradient to the engine.
+#[derive(Debug)]
+struct ReadBackward;
 
-    fn backward(self, ops: Ops<Use, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+/// State of [`ReadBackward`].
+#[derive(Clone, Debug)]
+struct ReadState {
+    param: WeakParamHandle,
+    pass: PassId,
+}
+
+impl<B: ShardOps + FlatBackend> Backward<B, 3> for ReadBackward {
+    type State = ReadState;
+
+    fn backward(self, ops: Ops<ReadState, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let [parameter, _, _] = ops.parents;
         // A frozen parameter is tracked only so that backward can gather it again.
         if parameter.is_some() {
-            let Use { hook, number, leaf } = ops.state;
-            let hook = hook.hook();
-            or_panic(
-                hook.engine
-                    .gradient::<B>(&hook, leaf, number, B::to_flat(grad)),
-            );
+            let ReadState { param, pass } = ops.state;
+            let ParamHandle { graph, instance, index } = param.upgrade();
+            let taken = graph.engine.gradient::<B>(pass, &instance, index, B::to_flat(grad));
+            or_panic(taken);
+        }
+    }
+}
+
+impl ReadState {
+    /// Announces the gradient of a tracked read.
+    fn of(read: &Read, tracked: bool) -> Self {
+        let pass = read.pass.expect("a read on an autodiff device should have a pass");
+        if tracked {
+            read.param.engine().expect(pass, read.param.index);
+        }
+        Self {
+            param: read.param.downgrade(),
+            pass,
         }
     }
 }
@@ -168,7 +163,7 @@ struct Regather<B: ShardOps> {
     source: Source<B>,
     /// Stands for the anchor and the begin token, which the gather itself does not look at.
     unused: FloatTensor<B>,
-    hook: TapeHook,
+    param: WeakParamHandle,
     _backend: PhantomData<B>,
 }
 
@@ -187,7 +182,11 @@ impl<B: ShardOps> RetroForward for Regather<B> {
             Source::Frozen(shard) => shard.clone(),
         };
         let (anchor, begin) = (self.unused.clone(), self.unused.clone());
-        states.save(out_node, B::unshard(shard, anchor, begin, self.hook.hook()));
+        let read = Read {
+            param: self.param.upgrade(),
+            pass: None,
+        };
+        states.save(out_node, B::unshard(shard, anchor, begin, read));
     }
 }
 
@@ -196,7 +195,7 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
         shard: FloatTensor<Self>,
         anchor: FloatTensor<Self>,
         begin: FloatTensor<Self>,
-        hook: Hook,
+        read: Read,
     ) -> FloatTensor<Self> {
         let guards = [shard.node(), anchor.node(), begin.node()];
         let unused = anchor.into_primitive();
@@ -204,22 +203,18 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
             shard.primitive().clone(),
             unused.clone(),
             unused.clone(),
-            hook.clone(),
+            read.clone(),
         );
-        let state = Use {
-            number: hook.engine.read(&hook, shard.is_tracked()),
-            leaf: shard.id(),
-            hook: hook.for_tape(),
-        };
+        let state = ReadState::of(&read, shard.is_tracked());
         let regather = |source| Regather::<B> {
             source,
             unused,
-            hook: state.hook.clone(),
+            param: state.param.clone(),
             _backend: PhantomData,
         };
         // Balanced whatever `C` is: consumers must not keep the full parameter. Every tracked
         // parent, and no other, has to be listed.
-        let prep = Read.prepare::<BalancedCheckpointing>(guards).memory_bound();
+        let prep = ReadBackward.prepare::<BalancedCheckpointing>(guards).memory_bound();
         let prep = if shard.is_tracked() {
             prep.retro_forward(regather(Source::Parent(shard.id())))
                 .parents([&shard, &begin])
@@ -237,16 +232,11 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
         parameter: FloatTensor<Self>,
         anchor: FloatTensor<Self>,
         begin: FloatTensor<Self>,
-        hook: Hook,
+        read: Read,
     ) -> FloatTensor<Self> {
         let guards = [parameter.node(), anchor.node(), begin.node()];
-        let leaf = parameter.id();
-        let state = Use {
-            number: hook.engine.read(&hook, parameter.is_tracked()),
-            leaf,
-            hook: hook.for_tape(),
-        };
-        let prep = Read.prepare::<C>(guards).compute_bound();
+        let state = ReadState::of(&read, parameter.is_tracked());
+        let prep = ReadBackward.prepare::<C>(guards).compute_bound();
         match prep.stateful() {
             OpsKind::Tracked(prep) => prep.finish(state, parameter.into_primitive()),
             OpsKind::UnTracked(prep) => prep.finish(parameter.into_primitive()),
@@ -269,29 +259,37 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
             .stateless(primitive)
     }
 
-    fn begin_pass(token: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {
+    fn begin_pass(leaf: FloatTensor<Self>, state: BeginState) -> FloatTensor<Self> {
         #[derive(Debug)]
-        struct Begin;
-        impl<B: FlatBackend> Backward<B, 1> for Begin {
-            type State = TapeHook;
-            fn backward(self, ops: Ops<TapeHook, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        struct BeginBackward;
+        impl<B: FlatBackend> Backward<B, 1> for BeginBackward {
+            type State = BeginState;
+            fn backward(self, ops: Ops<BeginState, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
                 // No gradient was ever registered for this node; the step runs all the same.
-                let hook = ops.state.hook();
-                for (leaf, gradient) in or_panic(hook.engine.finish_backward::<B>(&hook)) {
+                let BeginState { param, pass, .. } = ops.state;
+                let ParamHandle { graph, instance, .. } = param.upgrade();
+                let gradients = graph.engine.finish_backward::<B>(pass, &instance);
+                for (leaf, gradient) in or_panic(gradients) {
                     grads.register::<B>(leaf, B::from_flat(gradient));
                 }
             }
         }
-        let (primitive, guard) = token.into_parts();
-        match Begin.prepare::<C>([guard]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(hook.for_tape(), primitive),
+        let (primitive, guard) = leaf.into_parts();
+        match BeginBackward.prepare::<C>([guard]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(state, primitive),
             OpsKind::UnTracked(prep) => prep.finish(primitive),
         }
     }
 
-    fn note_leaf(parameter: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {
-        let leaf = parameter.is_tracked().then(|| parameter.id());
-        hook.instance.note_leaf(hook.index, leaf);
-        parameter
+    fn note_node(tensor: FloatTensor<Self>, node: Arc<OnceLock<NodeId>>) -> FloatTensor<Self> {
+        let _first = node.set(tensor.id());
+        tensor
     }
+}
+
+/// The node of the graph that a tensor on an autodiff device is.
+pub(crate) fn node_of<const D: usize>(tensor: Tensor<D>) -> Option<NodeId> {
+    let node = Arc::new(OnceLock::new());
+    drop(Dispatch::note_node(tensor.into_dispatch(), Arc::clone(&node)));
+    node.get().copied()
 }

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{Bytes, DType as BurnDType, Shape};
+use burn::tensor::{Bytes, DType as BurnDType, FloatDType, Shape};
 use burn_shard_comm::{DType, Segments, SegmentsMut};
+
+use crate::purpose::Purpose;
 
 /// A contiguous tensor in host memory, or a view of a flat buffer. Clones share the memory.
 #[derive(Clone, Debug)]
@@ -155,6 +157,11 @@ pub(crate) fn burn_dtype(dtype: DType) -> BurnDType {
     }
 }
 
+/// Burn's name for a float dtype, as casts want it.
+pub(crate) fn float_dtype(dtype: DType) -> FloatDType {
+    burn_dtype(dtype).into()
+}
+
 /// Tensors posted to a collective. `None` contributes zeros to a reduction.
 #[derive(Debug)]
 pub(crate) struct TensorSegments {
@@ -162,7 +169,7 @@ pub(crate) struct TensorSegments {
     /// Number of elements and contents of each segment.
     pub(crate) tensors: Vec<(usize, Option<HostTensor>)>,
     /// Tells ranks apart that send other parameters of the same lengths.
-    pub(crate) label: u64,
+    pub(crate) purpose: Purpose,
 }
 
 impl Segments for TensorSegments {
@@ -183,7 +190,7 @@ impl Segments for TensorSegments {
     }
 
     fn label(&self) -> u64 {
-        self.label
+        self.purpose.label
     }
 }
 

@@ -1,18 +1,13 @@
 //! Takes a module's tensors out into flat buffers, and puts views of flat buffers into it.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
-use crate::attach::Path;
-use crate::engine::Engine;
-use crate::flat::{Flat, FlatTensor, from_flat, to_flat};
-use crate::layout::MemberLayout;
-use crate::memory::MemoryKind;
-use crate::plan::Group;
+use super::path::Path;
+use crate::runtime::engine::Engine;
+use crate::storage::flat::{Flat, FlatTensor, from_flat, to_flat};
+use crate::storage::ledger::MemoryKind;
 
 /// One parameter taken out of its module.
 #[derive(Debug)]
@@ -58,10 +53,10 @@ pub(crate) fn detach<M: Module>(
     gradients: &mut GradientsParams,
 ) -> (M, Vec<Detached>) {
     let mut detach = Detach {
-        index: engine.plan.index(),
+        engine,
         path: Path::default(),
         gradients,
-        detached: engine.plan.params.iter().map(|_| None).collect(),
+        detached: engine.plan().params.iter().map(|_| None).collect(),
     };
     let skeleton = module.map(&mut detach);
     let detached = detach
@@ -73,7 +68,7 @@ pub(crate) fn detach<M: Module>(
 }
 
 struct Detach<'a> {
-    index: Arc<HashMap<String, usize>>,
+    engine: &'a Engine,
     path: Path,
     gradients: &'a mut GradientsParams,
     detached: Vec<Option<Detached>>,
@@ -89,7 +84,7 @@ impl ModuleMapper for Detach<'_> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(&index) = self.index.get(&self.path.join()) else {
+        let Some(index) = self.engine.plan().find(&self.path.join()) else {
             return param;
         };
         let (id, tensor, mapper) = param.consume();
@@ -118,19 +113,19 @@ pub(crate) fn bind<M: Module>(
     tensors: Vec<(FlatTensor, AutodiffState)>,
 ) -> M {
     skeleton.map(&mut Bind {
-        index: engine.plan.index(),
+        engine,
         path: Path::default(),
         tensors: tensors.into_iter().map(Some).collect(),
     })
 }
 
-struct Bind {
-    index: Arc<HashMap<String, usize>>,
+struct Bind<'a> {
+    engine: &'a Engine,
     path: Path,
     tensors: Vec<Option<(FlatTensor, AutodiffState)>>,
 }
 
-impl ModuleMapper for Bind {
+impl ModuleMapper for Bind<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }
@@ -140,7 +135,7 @@ impl ModuleMapper for Bind {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(&index) = self.index.get(&self.path.join()) else {
+        let Some(index) = self.engine.plan().find(&self.path.join()) else {
             return param;
         };
         let Some((tensor, state)) = self.tensors[index].take() else {
@@ -158,94 +153,77 @@ pub(crate) struct Storage {
     states: Vec<AutodiffState>,
 }
 
-/// Where a member's stored tensor lies in its group's flat buffer: offset and elements.
-pub(crate) fn stored(group: &Group, member: &MemberLayout) -> (usize, usize) {
-    if group.strategy.shards_parameters() {
-        (member.shard_offset, member.shard_numel)
-    } else {
-        (member.full_offset, member.numel)
-    }
-}
-
-/// Elements of a group's flat buffer of stored tensors.
-pub(crate) fn stored_len(group: &Group) -> usize {
-    if group.strategy.shards_parameters() {
-        group.layout.shard_len
-    } else {
-        group.layout.full_len
-    }
-}
-
 impl Storage {
     pub(crate) fn new(flats: Vec<Flat>, states: Vec<AutodiffState>) -> Self {
         Self { flats, states }
     }
 
-    /// Collects detached tensors into flat buffers. Those that lie in one already are not moved.
+    /// Collects detached tensors into flat buffers. Those that lie in one already are not moved; of a
+    /// full parameter this rank's shard is taken, where shards are stored.
     pub(crate) fn pack(engine: &Engine, detached: Vec<Detached>) -> Self {
-        let flats = engine
-            .plan
-            .groups
-            .iter()
-            .map(|group| pack_group(engine, group, &detached));
+        let groups = 0..engine.plan().groups.len();
         Self {
-            flats: flats.collect(),
+            flats: groups.map(|group| pack_group(engine, group, &detached)).collect(),
             states: detached.into_iter().map(|d| d.state).collect(),
         }
     }
 
     /// Puts views of the buffers into a skeleton.
     pub(crate) fn bind<M: Module>(self, engine: &Engine, skeleton: M) -> M {
-        let tensors = engine
-            .plan
-            .place
-            .iter()
-            .zip(&engine.plan.params)
-            .zip(self.states);
-        let views = tensors.map(|((place, param), state)| {
-            let group = &engine.plan.groups[place.group];
-            let (offset, _) = stored(group, &group.layout.members[place.member]);
-            let shape = if group.strategy.shards_parameters() {
-                param.shard_shape(engine.plan.world_size)
-            } else {
-                param.shape.clone()
-            };
+        let plan = engine.plan();
+        let views = plan.place.iter().zip(self.states).enumerate();
+        let views = views.map(|(index, (place, state))| {
+            let group = &plan.groups[place.group];
+            let (offset, _) = group.stored_slot(place.member);
             let flat = &self.flats[place.group];
-            (flat.view(offset, &shape, group.dtype), state)
+            (flat.view(offset, &plan.stored_shape(index), group.dtype), state)
         });
         let views = views.collect();
+        engine.bind_latest(&self.flats);
         drop(self.flats);
         bind(engine, skeleton, views)
     }
 }
 
-fn pack_group(engine: &Engine, group: &Group, detached: &[Detached]) -> Flat {
-    let len = stored_len(group);
-    let flat_of = |(member, &index): (&MemberLayout, &usize)| {
-        detached[index].tensor.flat(stored(group, member).0, len)
+fn pack_group(engine: &Engine, group: usize, detached: &[Detached]) -> Flat {
+    let plan = engine.plan();
+    let spec = &plan.groups[group];
+    let len = spec.stored_len();
+    let flat_of = |(member, &index): (usize, &usize)| {
+        detached[index].tensor.flat(spec.stored_slot(member).0, len)
     };
-    let mut flats = group.layout.members.iter().zip(&group.members).map(flat_of);
+    let mut flats = spec.members.iter().enumerate().map(flat_of);
     if let Some(Some(first)) = flats.next()
         && flats.all(|flat| flat.is_some_and(|flat| first.is(&flat)))
     {
         return first;
     }
-    let size = group.dtype.size_bytes();
-    let mut buffer = engine.pool.zeros(MemoryKind::Parameters, len * size);
-    for (member, &index) in group.layout.members.iter().zip(&group.members) {
-        let (offset, numel) = stored(group, member);
+    let size = spec.dtype.size_bytes();
+    let mut buffer = engine.context.pool.zeros(MemoryKind::Parameters, len * size);
+    for (member, &index) in spec.members.iter().enumerate() {
+        let (offset, numel) = spec.stored_slot(member);
         let tensor = &detached[index].tensor;
-        assert_eq!(
-            (tensor.numel(), tensor.dtype()),
-            (numel, group.dtype),
-            "rank {}: parameter `{}` changed its length or dtype (a sharded module can only be \
-             loaded from records of its own strategy, world size and dtype)",
-            engine.rank(),
-            engine.plan.params[index].path,
-        );
+        let layout = &spec.layout.members[member];
+        let found = (tensor.numel(), tensor.dtype());
+        let part = if found == (numel, spec.dtype) {
+            0..numel
+        } else if found == (layout.numel, spec.dtype) {
+            layout.owned(engine.rank())
+        } else {
+            panic!(
+                "rank {}: parameter `{}` has {} elements of {} now, and its module was wrapped with {} of {} \
+                 (wrap the changed module anew)",
+                engine.rank(),
+                plan.params[index].path,
+                found.0,
+                found.1,
+                layout.numel,
+                spec.dtype,
+            );
+        };
         let tensor = tensor.clone().into_host();
-        buffer.bytes_mut()[offset * size..(offset + numel) * size]
-            .copy_from_slice(tensor.as_bytes());
+        let part = &tensor.as_bytes()[part.start * size..part.end * size];
+        buffer.bytes_mut()[offset * size..offset * size + part.len()].copy_from_slice(part);
     }
-    engine.place_host(MemoryKind::Parameters, buffer)
+    engine.context.place_host(MemoryKind::Parameters, buffer)
 }

@@ -8,7 +8,7 @@
 //! ([`CubeLike::into_cube`]) runs what its thread has queued, and operations queued elsewhere, or
 //! tensors that are still alive, hold the memory, of which [`DeviceFlat::make_unique`] then makes a copy.
 //!
-//! [`DeviceFlat::make_unique`]: crate::device::DeviceFlat::make_unique
+//! [`DeviceFlat::make_unique`]: crate::storage::device::DeviceFlat::make_unique
 
 use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;

@@ -13,8 +13,8 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 use bytemuck::{Pod, Zeroable};
 use parking_lot::Mutex;
 
-use crate::layout::ALIGN_BYTES;
-use crate::memory::{Ledger, MemoryKind};
+use crate::plan::layout::ALIGN_BYTES;
+use crate::storage::ledger::{Ledger, MemoryKind};
 
 /// Allocation unit; gives the alignment.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -3,14 +3,19 @@
 //! Decided once, from module paths, shapes and dtypes alone: never from parameter ids (random per
 //! process) nor from the order in which gradients become ready (different per rank).
 
+pub(crate) mod config;
+pub(crate) mod layout;
+pub(crate) mod precision;
+pub(crate) mod strategy;
+pub(crate) mod verify;
+
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use burn_shard_comm::DType;
 
-use crate::layout::{GroupLayout, ParamSpec};
-use crate::{Error, ShardingStrategy};
+use crate::{Error, ShardConfig, ShardingStrategy};
+use layout::{GroupLayout, ParamSpec};
 
 /// No parameter of more bytes is small.
 const SMALL_BYTES: usize = 64 << 10;
@@ -23,25 +28,76 @@ const SMALL_PART_OF_A_GROUP: usize = 400;
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) params: Vec<ParamSpec>,
-    pub(crate) groups: Vec<Group>,
+    pub(crate) groups: Vec<GroupSpec>,
     /// For each parameter, its group and its place among the group's members.
     pub(crate) place: Vec<Place>,
     pub(crate) world_size: usize,
     /// What tensors in flat buffers are aligned to, at least.
     pub(crate) align_bytes: usize,
-    index: Arc<HashMap<String, usize>>,
+    index: HashMap<String, usize>,
 }
 
 /// A communication unit: parameters of one dtype, neighbours in the module.
 #[derive(Clone, Debug)]
-pub(crate) struct Group {
+pub(crate) struct GroupSpec {
     /// Indices into [`Plan::params`].
     pub(crate) members: Vec<usize>,
+    /// Type of the stored parameters, of the gradients that backward leaves, and of the state of steps.
     pub(crate) dtype: DType,
-    /// The module's, but [`ShardingStrategy::Replicated`] for small parameters under
-    /// [`ShardingStrategy::Full`].
+    /// Type in which reads return parameters and gathers travel.
+    pub(crate) compute: DType,
+    /// Type in which gradients travel.
+    pub(crate) reduce: DType,
+    /// The module's, but [`ShardingStrategy::Replicated`] for parameters that stay whole.
     pub(crate) strategy: ShardingStrategy,
     pub(crate) layout: GroupLayout,
+}
+
+impl GroupSpec {
+    /// Whether parameters are used in another type than they are stored in.
+    pub(crate) fn is_mixed(&self) -> bool {
+        self.compute != self.dtype
+    }
+
+    /// Whether the stored parameters are shards. Under mixed precision every strategy that shards the
+    /// optimizer keeps its master weights as shards, and the whole parameters in the compute type only.
+    pub(crate) fn shards_parameters(&self) -> bool {
+        self.strategy.shards_parameters() || (self.is_mixed() && self.strategy.shards_optimizer())
+    }
+
+    /// Whether a read has to make the parameter from what is stored, by a gather or a cast.
+    pub(crate) fn unshards(&self) -> bool {
+        self.shards_parameters() || self.is_mixed()
+    }
+
+    /// Whether unsharded parameters are dropped after use, rather than kept until the next step.
+    pub(crate) fn reshards_after_use(&self) -> bool {
+        self.strategy.shards_parameters()
+    }
+
+    /// Whether the full parameters have to be gathered by the step that changed the shards.
+    pub(crate) fn gathers_after_step(&self) -> bool {
+        self.strategy.gathers_after_step() && !self.shards_parameters()
+    }
+
+    /// Where a member's stored tensor lies in the group's flat buffer: offset and elements.
+    pub(crate) fn stored_slot(&self, member: usize) -> (usize, usize) {
+        let member = &self.layout.members[member];
+        if self.shards_parameters() {
+            (member.shard_offset, member.slot_numel)
+        } else {
+            (member.full_offset, member.numel)
+        }
+    }
+
+    /// Elements of the group's flat buffer of stored tensors.
+    pub(crate) fn stored_len(&self) -> usize {
+        if self.shards_parameters() {
+            self.layout.shard_len
+        } else {
+            self.layout.full_len
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,14 +117,15 @@ impl Plan {
     /// Under [`ShardingStrategy::Full`] small parameters share groups of their own, wherever they are,
     /// and are not sharded (DeepSpeed's `param_persistence_threshold`): norms and biases are nothing
     /// to keep, recomputing activations reads them out of turn, which would gather a whole layer each
-    /// time, and some of Burn's norms look at the stored shape instead of reading the parameter.
+    /// time, and some of Burn's norms look at the stored shape instead of reading the parameter. The
+    /// same is done with the parameters that the configuration names.
     pub(crate) fn new(
         params: Vec<ParamSpec>,
-        strategy: ShardingStrategy,
-        group_cap_bytes: usize,
+        config: &ShardConfig,
         align_bytes: usize,
         world_size: usize,
     ) -> Result<Self, Error> {
+        let group_cap_bytes = config.group_cap_bytes;
         for param in &params {
             param
                 .shape
@@ -98,31 +155,17 @@ impl Plan {
             groups: Vec::new(),
             align_bytes,
             world_size,
-            index: Arc::new(index),
+            index,
         };
-        // Groups of small parameters come first, so that by default they are reduced last.
-        let small = |plan: &Self, i: usize| {
-            strategy.shards_parameters() && is_small(&plan.params[i], group_cap_bytes)
-        };
-        let all: Vec<usize> = (0..plan.params.len())
-            .filter(|&i| small(&plan, i))
-            .collect();
-        plan.push_groups(&all, ShardingStrategy::Replicated)?;
+        // Groups of parameters that stay whole come first, so that by default they are reduced last.
+        let whole: Vec<bool> = plan.params.iter().map(|param| stays_whole(param, config)).collect();
+        let all: Vec<usize> = (0..plan.params.len()).filter(|&i| whole[i]).collect();
+        plan.push_groups(&all, ShardingStrategy::Replicated, config)?;
         for unit in units {
-            let large: Vec<usize> = unit.filter(|&i| !small(&plan, i)).collect();
-            plan.push_groups(&large, strategy)?;
+            let others: Vec<usize> = unit.filter(|&i| !whole[i]).collect();
+            plan.push_groups(&others, config.strategy, config)?;
         }
         Ok(plan)
-    }
-
-    /// What collectives of a group are labelled with: the same on all ranks.
-    pub(crate) fn label(&self, group: usize) -> u64 {
-        group as u64 + 1
-    }
-
-    /// What collectives of one parameter alone are labelled with.
-    pub(crate) fn label_of_param(&self, index: usize) -> u64 {
-        (self.groups.len() + index) as u64 + 1
     }
 
     /// Number of elements of the whole model.
@@ -135,6 +178,7 @@ impl Plan {
         &mut self,
         candidates: &[usize],
         strategy: ShardingStrategy,
+        config: &ShardConfig,
     ) -> Result<(), Error> {
         let kind = |plan: &Self, i: usize| (plan.params[i].dtype, plan.params[i].trainable);
         let mut kinds: Vec<(DType, bool)> = Vec::new();
@@ -149,9 +193,14 @@ impl Plan {
                 .copied()
                 .filter(|&i| kind(self, i) == of_kind)
                 .collect();
-            let numels: Vec<usize> = members.iter().map(|&i| self.params[i].numel()).collect();
+            let params: Vec<&ParamSpec> = members.iter().map(|&i| &self.params[i]).collect();
             let (dtype, _) = of_kind;
-            let layout = GroupLayout::new(&numels, dtype, self.align_bytes, self.world_size)
+            let mixed = config.mixed_precision.filter(|_| dtype == DType::F32);
+            let compute = mixed.map_or(dtype, |mixed| mixed.param.dtype());
+            let reduce = mixed.map_or(dtype, |mixed| mixed.reduce.dtype());
+            // Offsets are those of buffers of either type.
+            let narrow = if compute.size_bytes() < dtype.size_bytes() { compute } else { dtype };
+            let layout = GroupLayout::new(&params, narrow, self.align_bytes, self.world_size)
                 .ok_or_else(|| Error::TooLarge {
                     path: self.params[members[0]].path.clone(),
                 })?;
@@ -161,9 +210,11 @@ impl Plan {
                     member,
                 };
             }
-            self.groups.push(Group {
+            self.groups.push(GroupSpec {
                 members,
                 dtype,
+                compute,
+                reduce,
                 strategy,
                 layout,
             });
@@ -171,25 +222,37 @@ impl Plan {
         Ok(())
     }
 
-    /// What is done with one parameter.
-    pub(crate) fn strategy_of(&self, index: usize) -> ShardingStrategy {
-        self.groups[self.place[index].group].strategy
+    /// The group of a parameter.
+    pub(crate) fn group_of(&self, index: usize) -> &GroupSpec {
+        &self.groups[self.place[index].group]
     }
 
-    /// Index of each parameter by its path.
-    pub(crate) fn index(&self) -> Arc<HashMap<String, usize>> {
-        Arc::clone(&self.index)
+    /// Shape of a parameter's stored tensor.
+    pub(crate) fn stored_shape(&self, index: usize) -> Vec<usize> {
+        let param = &self.params[index];
+        if self.group_of(index).shards_parameters() {
+            param.shard_shape(self.world_size)
+        } else {
+            param.shape.clone()
+        }
+    }
+
+    /// Index of the parameter at a path.
+    pub(crate) fn find(&self, path: &str) -> Option<usize> {
+        self.index.get(path).copied()
     }
 }
 
-/// Whether a parameter stays whole under [`ShardingStrategy::Full`].
-fn is_small(param: &ParamSpec, group_cap_bytes: usize) -> bool {
+/// Whether every rank keeps the whole parameter: small ones under [`ShardingStrategy::Full`], and those
+/// that the configuration names.
+fn stays_whole(param: &ParamSpec, config: &ShardConfig) -> bool {
     let limit = if param.shape.len() <= 1 {
         SMALL_BYTES
     } else {
-        SMALL_BYTES.min(group_cap_bytes / SMALL_PART_OF_A_GROUP)
+        SMALL_BYTES.min(config.group_cap_bytes / SMALL_PART_OF_A_GROUP)
     };
-    param.size_bytes() <= limit
+    let small = config.strategy.shards_parameters() && param.size_bytes() <= limit;
+    small || config.ignores(&param.path)
 }
 
 /// Splits `range` into units of at most `cap` bytes along the module tree, see [`Plan::new`].
@@ -241,12 +304,22 @@ fn split(
 mod tests {
     use super::*;
 
+    fn planned(
+        params: Vec<ParamSpec>,
+        strategy: ShardingStrategy,
+        cap: usize,
+        world_size: usize,
+    ) -> Result<Plan, Error> {
+        let config = ShardConfig::new(strategy).with_group_cap_bytes(cap);
+        Plan::new(params, &config, 1, world_size)
+    }
+
     fn spec(path: &str, numel: usize) -> ParamSpec {
         ParamSpec::f32(path, &[numel])
     }
 
     fn paths(plan: &Plan) -> Vec<Vec<&str>> {
-        let of = |g: &Group| {
+        let of = |g: &GroupSpec| {
             g.members
                 .iter()
                 .map(|&i| plan.params[i].path.as_str())
@@ -268,7 +341,7 @@ mod tests {
             spec("norm.gamma", 4),
             spec("norm.beta", 4),
         ];
-        let plan = Plan::new(params.clone(), ShardingStrategy::Gradients, 100 * 4, 1, 2).unwrap();
+        let plan = planned(params.clone(), ShardingStrategy::Gradients, 100 * 4, 2).unwrap();
         assert_eq!(
             paths(&plan),
             vec![
@@ -279,12 +352,12 @@ mod tests {
             ]
         );
         // A smaller cap splits the layers, never a weight from its bias unless it must.
-        let plan = Plan::new(params.clone(), ShardingStrategy::Gradients, 50 * 4, 1, 2).unwrap();
+        let plan = planned(params.clone(), ShardingStrategy::Gradients, 50 * 4, 2).unwrap();
         assert_eq!(paths(&plan)[1], ["layers.0.a.weight", "layers.0.a.bias"]);
         assert_eq!(paths(&plan)[2], ["layers.0.b.weight"]);
         // No cap: one group.
         assert_eq!(
-            Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 1, 2)
+            planned(params, ShardingStrategy::Gradients, usize::MAX, 2)
                 .unwrap()
                 .groups
                 .len(),
@@ -309,7 +382,7 @@ mod tests {
                 } else {
                     ShardingStrategy::Gradients
                 };
-                let plan = Plan::new(params.clone(), strategy, cap, 1, world_size).unwrap();
+                let plan = planned(params.clone(), strategy, cap, world_size).unwrap();
                 let mut seen = vec![0; params.len()];
                 for (g, group) in plan.groups.iter().enumerate() {
                     for (m, &index) in group.members.iter().enumerate() {
@@ -344,7 +417,7 @@ mod tests {
             plan.groups.iter().map(|g| g.strategy).collect()
         };
         let (full, whole) = (ShardingStrategy::Full, ShardingStrategy::Replicated);
-        let plan = Plan::new(params.clone(), full, 100 * 4, 1, 2).unwrap();
+        let plan = planned(params.clone(), full, 100 * 4, 2).unwrap();
         assert_eq!(
             paths(&plan),
             vec![
@@ -357,10 +430,10 @@ mod tests {
         );
         assert_eq!(strategies(&plan), [whole, full, full, full, full]);
         // What is small beside a group is small, whatever its shape.
-        let plan = Plan::new(params.clone(), full, 40 * SMALL_PART_OF_A_GROUP, 1, 2).unwrap();
+        let plan = planned(params.clone(), full, 40 * SMALL_PART_OF_A_GROUP, 2).unwrap();
         assert_eq!(paths(&plan)[0], ["a.bias", "b.bias", "b.scale"]);
         // Under the other strategies nothing is gained by it.
-        let plan = Plan::new(params, ShardingStrategy::Gradients, usize::MAX, 1, 2).unwrap();
+        let plan = planned(params, ShardingStrategy::Gradients, usize::MAX, 2).unwrap();
         assert_eq!(strategies(&plan), [ShardingStrategy::Gradients]);
     }
 
@@ -369,7 +442,7 @@ mod tests {
         let mut huge = spec("head.weight", 0);
         huge.shape = vec![1 << 40, 1 << 30];
         let error =
-            Plan::new(vec![huge], ShardingStrategy::Gradients, usize::MAX, 1, 2).unwrap_err();
+            planned(vec![huge], ShardingStrategy::Gradients, usize::MAX, 2).unwrap_err();
         assert!(error.to_string().contains("head.weight"), "{error}");
     }
 }

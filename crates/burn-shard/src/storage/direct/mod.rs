@@ -34,7 +34,8 @@ use cubecl_server::server::ServerStorage;
 use cubecl_server::storage::ComputeStorage;
 
 use crate::Error;
-use crate::device::{Accelerator, DeviceFlat, DeviceTensor};
+use crate::purpose::Purpose;
+use crate::storage::device::{Accelerator, DeviceFlat, DeviceTensor};
 
 /// That the communicator of a group reaches the memory of the module's device.
 #[derive(Clone, Debug)]
@@ -95,13 +96,13 @@ impl Direct {
     pub(crate) fn tensors(
         &self,
         dtype: DType,
-        label: u64,
+        purpose: Purpose,
         tensors: &[(usize, Option<DeviceTensor>)],
     ) -> Result<DirectSegments, Error> {
         let parts = tensors
             .iter()
             .map(|(numel, tensor)| (*numel, tensor.as_ref().map(DeviceTensor::handle)));
-        self.segments(dtype, label, parts.collect())
+        self.segments(dtype, purpose, parts.collect())
     }
 
     /// Pieces of buffers, as `(offset, numel)` each, as the output of a collective.
@@ -116,13 +117,13 @@ impl Direct {
             };
             ranges.iter().map(piece)
         });
-        self.segments(dtype, 0, pieces.collect())
+        self.segments(dtype, Purpose::default(), pieces.collect())
     }
 
     fn segments(
         &self,
         dtype: DType,
-        label: u64,
+        purpose: Purpose,
         parts: Vec<(usize, Option<Handle>)>,
     ) -> Result<DirectSegments, Error> {
         let numels = parts.iter().map(|&(numel, _)| numel).collect();
@@ -146,7 +147,7 @@ impl Direct {
         Ok(DirectSegments {
             dtype,
             numels,
-            label,
+            purpose,
             device,
             _pinned: pinned,
         })
@@ -190,7 +191,7 @@ fn addresses<S: ServerStorage>(
 pub(crate) struct DirectSegments {
     dtype: DType,
     numels: Vec<usize>,
-    label: u64,
+    purpose: Purpose,
     device: DeviceSegments,
     _pinned: Vec<ManagedMemoryBinding>,
 }
@@ -213,7 +214,7 @@ impl Segments for DirectSegments {
     }
 
     fn label(&self) -> u64 {
-        self.label
+        self.purpose.label
     }
 
     fn device(&self) -> Option<&dyn Any> {

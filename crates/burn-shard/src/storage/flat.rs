@@ -15,10 +15,10 @@ use burn_shard_comm::ProcessGroup;
 #[cfg(feature = "nccl")]
 use crate::Error;
 #[cfg(feature = "cubecl")]
-use crate::device::{Accelerator, DeviceFlat, DeviceTensor};
+use crate::storage::device::{Accelerator, DeviceFlat, DeviceTensor};
 #[cfg(feature = "nccl")]
-use crate::direct::Direct;
-use crate::host::HostTensor;
+use crate::storage::direct::Direct;
+use crate::storage::host::{HostTensor, aligned, float_dtype};
 
 /// Where the tensors of a module live.
 #[derive(Clone, Debug)]
@@ -195,6 +195,28 @@ impl FlatTensor {
         }
     }
 
+    /// The same elements in another type.
+    pub(crate) fn cast<B: FlatBackend>(self, dtype: DType) -> Self {
+        if self.dtype() == dtype {
+            return self;
+        }
+        B::to_flat(B::float_cast(B::from_flat(self), float_dtype(dtype)))
+    }
+
+    /// The sum of two tensors of one type.
+    pub(crate) fn add<B: FlatBackend>(self, other: Self) -> Self {
+        B::to_flat(B::float_add(B::from_flat(self), B::from_flat(other)))
+    }
+
+    /// A flat buffer of its own with the same elements.
+    pub(crate) fn copied(&self) -> Flat {
+        match self {
+            Self::Host(tensor) => Flat::Host(Arc::new(aligned(tensor.as_bytes()))),
+            #[cfg(feature = "cubecl")]
+            Self::Device(tensor) => Flat::Device(tensor.copied()),
+        }
+    }
+
     /// The tensor in host memory; of a device's, a copy.
     pub(crate) fn into_host(self) -> HostTensor {
         match self {
@@ -236,7 +258,7 @@ pub(crate) fn to_flat<const D: usize>(tensor: Tensor<D>) -> FlatTensor {
     let tensor = tensor.without_autodiff();
     #[cfg(feature = "cubecl")]
     if !matches!(tensor.device().as_dispatch(), DispatchDevice::Flex(_)) {
-        return crate::device::to_flat(tensor);
+        return crate::storage::device::to_flat(tensor);
     }
     let primitive = tensor
         .try_into_primitive::<Flex>()
@@ -249,6 +271,6 @@ pub(crate) fn from_flat<const D: usize>(tensor: FlatTensor) -> Tensor<D> {
     match tensor {
         FlatTensor::Host(tensor) => Tensor::from_primitive::<Flex>(tensor.into_flex()),
         #[cfg(feature = "cubecl")]
-        FlatTensor::Device(tensor) => crate::device::from_flat(tensor),
+        FlatTensor::Device(tensor) => crate::storage::device::from_flat(tensor),
     }
 }

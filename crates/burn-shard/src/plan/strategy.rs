@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Error;
 
 /// What [`ShardedModule`](crate::ShardedModule) shards over the ranks of its group.
@@ -20,25 +22,29 @@ use crate::Error;
 ///
 /// Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 /// <https://arxiv.org/abs/1910.02054>, sections 5 and 7.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ShardingStrategy {
     /// Plain data parallel (DDP): gradients are all-reduced in buckets, any optimizer steps the
     /// full parameters on every rank.
+    #[serde(rename = "ddp")]
     Replicated,
     /// ZeRO-1: gradients are all-reduced, so every rank sees the full average; [`Oss`](crate::Oss)
     /// keeps the state of this rank's shards only, steps them, and all-gathers the parameters.
     ///
     /// The wire carries half as much again as under [`Gradients`](Self::Gradients), which is the
     /// better choice unless the full averaged gradient is needed on every rank.
+    #[serde(rename = "zero1")]
     OptimizerState,
     /// ZeRO-2 (FairScale's `ShardedDDP` with `OSS`): gradients are reduce-scattered, each rank
     /// keeps the average of its shards only; [`Oss`](crate::Oss) steps them and all-gathers.
+    #[serde(rename = "zero2")]
     Gradients,
     /// ZeRO-3 (FSDP): each rank keeps its shards of the parameters only; a group of parameters is
     /// all-gathered when its first member is read, in forward and again in backward, and dropped
     /// after its last use. Any elementwise optimizer steps the shards. Vectors of up to 64 KiB and
     /// matrices of up to 1/400 of a group's cap are not sharded but treated as under
     /// [`Replicated`](Self::Replicated): there is nothing to save.
+    #[serde(rename = "zero3")]
     Full,
 }
 

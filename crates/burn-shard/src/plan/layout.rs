@@ -48,13 +48,21 @@ impl ParamSpec {
         self.numel() * self.dtype.size_bytes()
     }
 
-    /// Shape of this parameter's shard: same rank `D`, all `shard_numel` elements in the first
-    /// axis. A scalar (`D` = 0) stays a scalar.
+    /// Shape of this parameter's shard, of the same rank `D`.
+    ///
+    /// A vector's is `[shard_numel]`. That of a matrix keeps its first axis, which layers of Burn ask the
+    /// stored tensor for: `[d_0, ceil(d_1 d_2 .. / world_size), 1, ..]`. It counts elements, not
+    /// rows: the first `shard_numel` of them are the shard's, the few that remain are zeros.
     #[must_use]
     pub fn shard_shape(&self, world_size: usize) -> Vec<usize> {
         let mut shape = vec![1; self.shape.len()];
-        if let Some(first) = shape.first_mut() {
-            *first = shard_numel(self.numel(), world_size);
+        match self.shape.as_slice() {
+            [] => {}
+            [_] => shape[0] = shard_numel(self.numel(), world_size),
+            [first, rest @ ..] => {
+                shape[0] = *first;
+                shape[1] = shard_numel(rest.iter().product(), world_size);
+            }
         }
         shape
     }
@@ -78,7 +86,10 @@ pub(crate) struct GroupLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemberLayout {
     pub(crate) numel: usize,
+    /// Elements of each rank's shard, padding of the last ones included.
     pub(crate) shard_numel: usize,
+    /// Elements of the stored shard: those of [`ParamSpec::shard_shape`].
+    pub(crate) slot_numel: usize,
     pub(crate) shard_offset: usize,
     pub(crate) full_offset: usize,
 }
@@ -93,10 +104,10 @@ impl MemberLayout {
 }
 
 impl GroupLayout {
-    /// Lays out parameters of `numels` elements of `dtype`, aligned to `align_bytes` (a power of two)
-    /// or [`ALIGN_BYTES`], whichever is more. `None` if a length overflows `usize`.
+    /// Lays out `params`, aligned to `align_bytes` (a power of two) or [`ALIGN_BYTES`], whichever is
+    /// more, in elements of `dtype`. `None` if a length overflows `usize`.
     pub(crate) fn new(
-        numels: &[usize],
+        params: &[&ParamSpec],
         dtype: DType,
         align_bytes: usize,
         world_size: usize,
@@ -107,18 +118,21 @@ impl GroupLayout {
             shard_len: 0,
             full_len: 0,
         };
-        for &numel in numels {
+        for param in params {
+            let numel = param.numel();
             let shard_numel = shard_numel(numel, world_size);
+            let slot_numel = param.shard_shape(world_size).iter().product::<usize>();
             layout.members.push(MemberLayout {
                 numel,
                 shard_numel,
+                slot_numel,
                 shard_offset: layout.shard_len,
                 full_offset: layout.full_len,
             });
             let padded = shard_numel.checked_mul(world_size)?;
             layout.shard_len = layout
                 .shard_len
-                .checked_add(shard_numel.checked_next_multiple_of(align)?)?;
+                .checked_add(slot_numel.checked_next_multiple_of(align)?)?;
             layout.full_len = layout
                 .full_len
                 .checked_add(padded.checked_next_multiple_of(align)?)?;
@@ -134,11 +148,15 @@ impl GroupLayout {
 mod tests {
     use super::*;
 
+    fn spec(shape: &[usize]) -> ParamSpec {
+        ParamSpec::f32("p", shape)
+    }
+
     #[test]
     fn shards_cover_every_element_once_whatever_the_size() {
         for world_size in 1..=9 {
             for numel in (0..70).chain([97, 1009, 1 << 31, (1 << 33) + 7, (1 << 40) + 1]) {
-                let layout = GroupLayout::new(&[numel], DType::F32, 1, world_size).unwrap();
+                let layout = GroupLayout::new(&[&spec(&[numel])], DType::F32, 1, world_size).unwrap();
                 let member = layout.members[0];
                 let mut next = 0;
                 for rank in 0..world_size {
@@ -158,14 +176,17 @@ mod tests {
     fn members_never_overlap_and_start_aligned() {
         for dtype in [DType::F64, DType::F32, DType::BF16] {
             for world_size in 1..=5 {
-                let numels = [0, 1, 2, 15, 16, 17, 0, 255, 1021, 3];
-                let layout = GroupLayout::new(&numels, dtype, 1, world_size).unwrap();
+                let specs = [0, 1, 2, 15, 16, 17, 0, 255, 1021, 3].map(|numel| spec(&[numel]));
+                let matrices = [[7, 15], [1, 3], [5, 1], [0, 4]].map(|shape| spec(&shape));
+                let params: Vec<&ParamSpec> = specs.iter().chain(&matrices).collect();
+                let layout = GroupLayout::new(&params, dtype, 1, world_size).unwrap();
                 let (mut shard_end, mut full_end) = (0, 0);
                 for member in &layout.members {
                     assert!(member.shard_offset >= shard_end && member.full_offset >= full_end);
                     assert_eq!(member.shard_offset * dtype.size_bytes() % ALIGN_BYTES, 0);
                     assert_eq!(member.full_offset * dtype.size_bytes() % ALIGN_BYTES, 0);
-                    shard_end = member.shard_offset + member.shard_numel;
+                    assert!(member.slot_numel >= member.shard_numel);
+                    shard_end = member.shard_offset + member.slot_numel;
                     full_end = member.full_offset + member.shard_numel * world_size;
                 }
                 assert!(shard_end <= layout.shard_len && full_end <= layout.full_len);
@@ -175,20 +196,23 @@ mod tests {
 
     #[test]
     fn sizes_beyond_32_bits_keep_their_offsets_and_overflow_is_noticed() {
-        let numels = [(1 << 32) + 3, (1 << 33) + 1];
-        let layout = GroupLayout::new(&numels, DType::F32, 1, 3).unwrap();
+        let (first, second) = (spec(&[(1 << 32) + 3]), spec(&[(1 << 33) + 1]));
+        let layout = GroupLayout::new(&[&first, &second], DType::F32, 1, 3).unwrap();
         assert_eq!(layout.members[0].shard_numel, 1_431_655_767);
         assert_eq!(layout.members[1].full_offset, 4_294_967_312);
         assert_eq!(layout.members[1].owned(2).end, (1 << 33) + 1);
-        assert_eq!(GroupLayout::new(&[usize::MAX / 2], DType::F32, 1, 2), None);
+        let huge = spec(&[usize::MAX / 2]);
+        assert_eq!(GroupLayout::new(&[&huge], DType::F32, 1, 2), None);
     }
 
     #[test]
-    fn a_shard_keeps_the_rank_of_its_tensor() {
-        let spec = |shape: &[usize]| ParamSpec::f32("p", shape);
-        assert_eq!(spec(&[7, 15]).shard_shape(2), [53, 1]);
+    fn a_shard_keeps_the_rank_and_the_first_axis_of_its_tensor() {
+        assert_eq!(spec(&[7, 15]).shard_shape(2), [7, 8]);
+        assert_eq!(spec(&[8, 4, 3, 3]).shard_shape(3), [8, 12, 1, 1]);
+        assert_eq!(spec(&[9]).shard_shape(2), [5]);
         assert_eq!(spec(&[1]).shard_shape(4), [1]);
         assert_eq!(spec(&[0, 3]).shard_shape(4), [0, 1]);
+        assert_eq!(spec(&[3, 0]).shard_shape(4), [3, 0]);
         assert_eq!(spec(&[]).shard_shape(4), [0usize; 0]);
     }
 }

@@ -1,29 +1,30 @@
 //! What collectives read and write: tensors in host memory; copies there of tensors on a device; or
-//! the device's memory itself, where the group's communicator reaches it.
+//! the device's memory itself, where the process group's communicator reaches it.
 
 use std::sync::Arc;
 
 use burn_shard_comm::{DType, Segments, SegmentsMut};
 
+use super::context::Context;
 use crate::Error;
-use crate::buffer::Buffer;
-use crate::context::Context;
+use crate::purpose::Purpose;
 #[cfg(feature = "cubecl")]
-use crate::device::DeviceFlat;
+use crate::storage::device::DeviceFlat;
 #[cfg(feature = "nccl")]
-use crate::direct::DirectSegments;
-use crate::flat::{Flat, FlatTensor};
-use crate::host::{HostTensor, PiecesMut, TensorSegments, pieces_mut};
-use crate::memory::MemoryKind;
+use crate::storage::direct::DirectSegments;
+use crate::storage::flat::{Flat, FlatTensor};
+use crate::storage::host::{HostTensor, PiecesMut, TensorSegments, pieces_mut};
+use crate::storage::ledger::MemoryKind;
+use crate::storage::pool::Buffer;
 
 /// What a collective reads.
-pub(crate) enum Input {
+pub(crate) enum CollectiveInput {
     Host(Arc<TensorSegments>),
     #[cfg(feature = "nccl")]
     Direct(Arc<DirectSegments>),
 }
 
-impl Input {
+impl CollectiveInput {
     pub(crate) fn segments(&self) -> Arc<dyn Segments> {
         match self {
             Self::Host(segments) => Arc::clone(segments) as _,
@@ -46,41 +47,52 @@ impl Input {
 }
 
 /// A buffer that a collective is to write.
-pub(crate) enum Fresh {
+pub(crate) enum OutputBuffer {
     Host(Buffer),
     #[cfg(feature = "cubecl")]
     Device(DeviceFlat),
 }
 
 /// A buffer, and the `(offset, numel)` of each of its pieces that a collective writes, ascending.
-pub(crate) type Part<'a> = (&'a mut Fresh, Vec<(usize, usize)>);
+pub(crate) type OutputPiece<'a> = (&'a mut OutputBuffer, Vec<(usize, usize)>);
 
 impl Context {
     /// Tensors as the input of a collective; `None` contributes zeros to a reduction.
     pub(crate) fn input(
         &self,
         dtype: DType,
-        label: u64,
+        purpose: Purpose,
         tensors: Vec<(usize, Option<FlatTensor>)>,
-    ) -> Result<Input, Error> {
+    ) -> Result<CollectiveInput, Error> {
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.memory.direct() {
             let tensors: Vec<_> = tensors
                 .into_iter()
                 .map(|(numel, tensor)| (numel, tensor.map(FlatTensor::into_device)))
                 .collect();
-            let segments = direct.tensors(dtype, label, &tensors)?;
-            return Ok(Input::Direct(Arc::new(segments)));
+            let segments = direct.tensors(dtype, purpose, &tensors)?;
+            return Ok(CollectiveInput::Direct(Arc::new(segments)));
         }
         let tensors = tensors
             .into_iter()
             .map(|(numel, tensor)| (numel, tensor.map(FlatTensor::into_host)))
             .collect();
-        Ok(Input::Host(Arc::new(TensorSegments {
+        Ok(CollectiveInput::Host(Arc::new(TensorSegments {
             dtype,
             tensors,
-            label,
+            purpose,
         })))
+    }
+
+    /// A buffer of zeros, where a collective can write it.
+    pub(crate) fn zeroed_output_buffer(&self, kind: MemoryKind, bytes: usize) -> OutputBuffer {
+        #[cfg(feature = "nccl")]
+        if let Some(direct) = self.memory.direct() {
+            let flat = direct.accelerator().zeros(bytes);
+            flat.count(&self.ledger, kind);
+            return OutputBuffer::Device(flat);
+        }
+        OutputBuffer::Host(self.pool.zeros(kind, bytes))
     }
 
     /// The same contents where collectives read them, so that tensors cut from it need no copy each.
@@ -92,50 +104,50 @@ impl Context {
         }
     }
 
-    /// A buffer of `bytes` bytes with anything in them, where a collective can write it.
-    pub(crate) fn fresh(&self, kind: MemoryKind, bytes: usize) -> Fresh {
+    /// A buffer of `bytes` bytes of arbitrary contents, where a collective can write it.
+    pub(crate) fn output_buffer(&self, kind: MemoryKind, bytes: usize) -> OutputBuffer {
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.memory.direct() {
             let flat = direct.accelerator().empty(bytes);
             flat.count(&self.ledger, kind);
-            return Fresh::Device(flat);
+            return OutputBuffer::Device(flat);
         }
-        Fresh::Host(self.pool.take(kind, bytes))
+        OutputBuffer::Host(self.pool.take(kind, bytes))
     }
 
     /// The pieces of buffers as the output of a collective.
     pub(crate) fn output<'a>(
         &self,
         dtype: DType,
-        parts: Vec<Part<'a>>,
+        parts: Vec<OutputPiece<'a>>,
     ) -> Result<Box<dyn SegmentsMut + 'a>, Error> {
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.memory.direct() {
             let parts: Vec<_> = parts
                 .iter()
-                .map(|(fresh, ranges)| (fresh.device(), ranges.clone()))
+                .map(|(buffer, ranges)| (buffer.device(), ranges.clone()))
                 .collect();
             return Ok(Box::new(direct.pieces(dtype, &parts)?));
         }
         let mut pieces = Vec::new();
-        for (fresh, ranges) in parts {
-            let cut = pieces_mut(fresh.bytes_mut(), dtype, ranges.into_iter());
+        for (buffer, ranges) in parts {
+            let cut = pieces_mut(buffer.bytes_mut(), dtype, ranges.into_iter());
             pieces.extend(cut.pieces);
         }
         Ok(Box::new(PiecesMut { dtype, pieces }))
     }
 
-    /// The buffer where the module's tensors live.
-    pub(crate) fn place(&self, kind: MemoryKind, fresh: Fresh) -> Flat {
-        match fresh {
-            Fresh::Host(buffer) => self.place_host(kind, buffer),
+    /// Puts what a collective has written where the module's tensors live.
+    pub(crate) fn commit(&self, kind: MemoryKind, buffer: OutputBuffer) -> Flat {
+        match buffer {
+            OutputBuffer::Host(buffer) => self.place_host(kind, buffer),
             #[cfg(feature = "cubecl")]
-            Fresh::Device(flat) => Flat::Device(flat),
+            OutputBuffer::Device(flat) => Flat::Device(flat),
         }
     }
 }
 
-impl Fresh {
+impl OutputBuffer {
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Self::Host(buffer) => buffer.bytes_mut(),

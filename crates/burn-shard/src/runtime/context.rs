@@ -1,0 +1,128 @@
+//! What a rank's part of a wrapped module works with: its process group, strategy and plan, and where
+//! its buffers come from.
+
+use std::sync::Arc;
+
+use burn_shard_comm::{DType, ProcessGroup};
+use parking_lot::Mutex;
+
+use super::history::History;
+use crate::ShardConfig;
+use crate::plan::Plan;
+use crate::purpose::Purpose;
+use crate::storage::flat::{Flat, FlatTensor, Memory};
+use crate::storage::host::HostTensor;
+use crate::storage::ledger::{Ledger, MemoryKind};
+use crate::storage::pool::{Buffer, Pool};
+
+/// Everything that is decided when a module is wrapped, and the buffers and records that its
+/// collectives share. Every part of the runtime is handed one.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) process_group: ProcessGroup,
+    pub(crate) memory: Memory,
+    pub(crate) config: ShardConfig,
+    pub(crate) plan: Plan,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) pool: Arc<Pool>,
+    history: Mutex<History>,
+}
+
+impl Context {
+    pub(crate) fn new(
+        process_group: ProcessGroup,
+        memory: Memory,
+        config: ShardConfig,
+        plan: Plan,
+    ) -> Self {
+        let ledger = Arc::new(Ledger::default());
+        let pool = Pool::new(Arc::clone(&ledger));
+        pool.set_cap_bytes(idle_bytes(&plan));
+        // Every rank has made as many calls by now, and no other module has seen as many.
+        let module = process_group.traffic().total_calls();
+        Self {
+            process_group,
+            memory,
+            config,
+            plan,
+            ledger,
+            pool,
+            history: Mutex::new(History::new(module)),
+        }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.process_group.rank()
+    }
+
+    /// The purpose of a collective that does `what` for parameters of the plan.
+    pub(crate) fn purpose(&self, what: &str, members: &[usize]) -> Purpose {
+        self.history.lock().purpose(what, &self.plan, members)
+    }
+
+    pub(crate) fn note_map(&self) {
+        self.history.lock().note_map();
+    }
+
+    pub(crate) fn note_step(&self, stepped: &[(usize, f64)]) {
+        self.history.lock().note_step(stepped, self.plan.params.len());
+    }
+
+    /// Puts a buffer where the module's tensors live.
+    pub(crate) fn place_host(&self, kind: MemoryKind, buffer: Buffer) -> Flat {
+        #[cfg(feature = "cubecl")]
+        if let Some(accelerator) = self.memory.accelerator() {
+            let flat = accelerator.upload(buffer.bytes());
+            drop(buffer);
+            flat.count(&self.ledger, kind);
+            return Flat::Device(flat);
+        }
+        let _counted_already = kind;
+        Flat::Host(buffer.freeze())
+    }
+
+    /// Puts a tensor where the module's tensors live.
+    pub(crate) fn place_tensor(&self, kind: MemoryKind, tensor: HostTensor) -> FlatTensor {
+        #[cfg(feature = "cubecl")]
+        if let Some(accelerator) = self.memory.accelerator() {
+            let flat = accelerator.upload(tensor.as_bytes());
+            flat.count(&self.ledger, kind);
+            return FlatTensor::Device(flat.view(0, tensor.shape(), tensor.dtype()));
+        }
+        let _counted_already = kind;
+        FlatTensor::Host(tensor)
+    }
+
+    /// A tensor of zeros.
+    pub(crate) fn zeros(&self, kind: MemoryKind, shape: &[usize], dtype: DType) -> HostTensor {
+        let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
+        HostTensor::view(self.pool.zeros(kind, bytes).freeze(), 0, shape, dtype)
+    }
+
+    /// The same elements in another type, where they are.
+    pub(crate) fn cast(&self, kind: MemoryKind, flat: &Flat, from: DType, to: DType) -> Flat {
+        match flat {
+            Flat::Host(bytes) => {
+                let numel = bytes.len() / from.size_bytes();
+                let mut buffer = self.pool.take(kind, numel * to.size_bytes());
+                crate::storage::cast::cast_bytes(bytes, from, buffer.bytes_mut(), to);
+                Flat::Host(buffer.freeze())
+            }
+            #[cfg(feature = "cubecl")]
+            Flat::Device(flat) => {
+                let cast = flat.cast(from, to);
+                cast.count(&self.ledger, kind);
+                Flat::Device(cast)
+            }
+        }
+    }
+}
+
+/// How much a rank keeps for the next step: the reduced gradients, which are all alive at the end of
+/// backward anyway, and what one group leaves behind for the next.
+fn idle_bytes(plan: &Plan) -> usize {
+    let sharded = plan.groups.iter().filter(|group| group.strategy.shards_gradients());
+    let shards = sharded.clone().map(|group| group.layout.shard_len * group.dtype.size_bytes());
+    let largest = sharded.map(|group| group.layout.full_len * group.dtype.size_bytes()).max();
+    shards.sum::<usize>() + largest.unwrap_or(0)
+}

@@ -1,0 +1,91 @@
+//! What ranks have done with a module so far, which is part of the purpose of every collective: ranks
+//! that made another step, at another rate, or of other parameters, are found at the next one.
+
+use std::fmt::Write as _;
+
+use crate::plan::Plan;
+use crate::plan::verify::{HASH_START, hash_bytes};
+use crate::purpose::Purpose;
+
+/// The steps and other changes that this rank has made to a module.
+#[derive(Clone, Debug)]
+pub(crate) struct History {
+    /// Tells modules of one process group apart.
+    module: u64,
+    hash: u64,
+    steps: u64,
+    /// Values of the module made since the last step by other means: a load, a map, a move.
+    maps: u64,
+    last_step: Option<LastStep>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LastStep {
+    lr: f64,
+    stepped: usize,
+    params: usize,
+}
+
+impl History {
+    pub(crate) fn new(module: u64) -> Self {
+        Self {
+            module,
+            hash: hash_bytes(HASH_START, &module.to_le_bytes()),
+            steps: 0,
+            maps: 0,
+            last_step: None,
+        }
+    }
+
+    /// Another value of the module was made without this crate's optimizer.
+    pub(crate) fn note_map(&mut self) {
+        self.maps += 1;
+        self.hash = hash_bytes(self.hash, b"map");
+    }
+
+    /// An optimizer step of the parameters `stepped`, each at its learning rate.
+    pub(crate) fn note_step(&mut self, stepped: &[(usize, f64)], params: usize) {
+        self.steps += 1;
+        self.maps = 0;
+        for (index, lr) in stepped {
+            self.hash = hash_bytes(self.hash, &index.to_le_bytes());
+            self.hash = hash_bytes(self.hash, &lr.to_bits().to_le_bytes());
+        }
+        self.hash = hash_bytes(self.hash, b"step");
+        self.last_step = Some(LastStep {
+            lr: stepped.first().map_or(f64::NAN, |(_, lr)| *lr),
+            stepped: stepped.len(),
+            params,
+        });
+    }
+
+    /// The purpose of a collective that does `what` for `members` of the plan.
+    pub(crate) fn purpose(&self, what: &str, plan: &Plan, members: &[usize]) -> Purpose {
+        let mut label = hash_bytes(self.hash, what.as_bytes());
+        for member in members {
+            label = hash_bytes(label, &member.to_le_bytes());
+        }
+        let mut text = what.to_owned();
+        let mut say = |args: std::fmt::Arguments<'_>| {
+            text.write_fmt(args).expect("writing to a string should succeed");
+        };
+        if let Some(&first) = members.first() {
+            say(format_args!(" of `{}`", plan.params[first].path));
+            if let [_, .., last] = members {
+                let count = members.len();
+                say(format_args!(" to `{}` ({count} parameters)", plan.params[*last].path));
+            }
+        }
+        say(format_args!(", module {}, {} steps", self.module, self.steps));
+        if let Some(LastStep { lr, stepped, params }) = self.last_step {
+            say(format_args!(
+                " (the last of {stepped} of {params} parameters, at learning rate {lr})"
+            ));
+        }
+        if self.maps > 0 {
+            say(format_args!(", {} loads or maps since", self.maps));
+        }
+        // 0 would mean that nothing is to be compared.
+        Purpose { label: label.max(1), text }
+    }
+}
