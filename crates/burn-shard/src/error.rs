@@ -36,6 +36,20 @@ pub enum Error {
         source: burn_shard_comm::Error,
     },
 
+    /// Something that all ranks have to do together was not done by all of them.
+    #[error(
+        "rank {rank}: {what}: {source} (every rank has to call it, whatever the strategy, also those that \
+         do not use the result)"
+    )]
+    Meet {
+        /// This rank.
+        rank: usize,
+        /// What it was doing.
+        what: &'static str,
+        /// What failed.
+        source: burn_shard_comm::Error,
+    },
+
     /// No such strategy.
     #[error("unknown sharding strategy `{name}` (use ddp, zero1, zero2 or zero3)")]
     UnknownStrategy {
@@ -147,6 +161,43 @@ pub enum Error {
         name: String,
     },
 
+    /// The module is on an autodiff device, and nothing of it would be trained.
+    #[error(
+        "rank {rank}: no parameter of the module requires a gradient, so that training would change nothing \
+         (move a module onto an autodiff device with `fork`, not `to_device`; unfreeze what is to be \
+         trained; for inference wrap `module.valid()`)"
+    )]
+    NothingTrainable {
+        /// This rank.
+        rank: usize,
+    },
+
+    /// Gradients that were accumulated without being reduced are left when the optimizer steps.
+    #[error(
+        "rank {rank}: gradients of backward passes under `no_sync` have not been reduced (run the last \
+         backward before a step outside of it, or drop them with `discard_accumulated`)"
+    )]
+    Unreduced {
+        /// This rank.
+        rank: usize,
+    },
+
+    /// A running statistic beside parameters that are used in another type.
+    #[error(
+        "rank {rank}: `{path}` is a buffer of the module, which Burn keeps in {dtype} and does not mix with \
+         activations in {param} (train the layer in f32: drop `mixed_precision`)"
+    )]
+    BufferPrecision {
+        /// This rank.
+        rank: usize,
+        /// Module path of the buffer.
+        path: String,
+        /// Type of the buffer.
+        dtype: burn_shard_comm::DType,
+        /// Type in which parameters are read.
+        param: burn_shard_comm::DType,
+    },
+
     /// An element type that cannot be communicated.
     #[error("rank {rank}: parameter `{path}` has dtype {dtype}, which cannot be sharded")]
     UnsupportedDType {
@@ -193,7 +244,7 @@ pub enum Error {
     /// Parameters on more than one device.
     #[error(
         "rank {rank}: the module's parameters lie on {count} devices; each rank trains on one \
-         (move the module with `to_device` before wrapping it)"
+         (move the module with `fork` before wrapping it)"
     )]
     SeveralDevices {
         /// This rank.

@@ -72,7 +72,7 @@ pub use burn_shard_comm::{
     Traffic,
 };
 pub use error::Error;
-pub use module::sharded_module::ShardedModule;
+pub use module::sharded_module::{NoSync, ShardedModule};
 pub use oss::{ElementwiseConfig, Oss, StepError};
 pub use plan::config::ShardConfig;
 pub use plan::layout::ParamSpec;

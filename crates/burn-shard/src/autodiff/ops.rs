@@ -73,7 +73,8 @@ macro_rules! without_graph {
                 read: Read,
             ) -> FloatTensor<Self> {
                 let param = read.param;
-                let full = param.engine().unshard(param.index, &Self::to_flat(shard));
+                let stored = Self::to_flat(shard);
+                let full = param.engine().unshard(&param.instance, param.index, &stored);
                 Self::from_flat(or_panic(full))
             }
 

@@ -128,8 +128,6 @@ impl Reparameterizer for Attach<'_> {
 
 /// Makes every read of the module's parameters go through `graph`.
 pub(crate) fn attach<M: Module>(graph: &Arc<Graph>, module: M) -> M {
-    module.apply_reparameterization(Attach {
-        graph,
-        instance: graph.engine.instance(),
-    })
+    let instance = graph.engine.instance();
+    module.apply_reparameterization(Attach { graph, instance })
 }

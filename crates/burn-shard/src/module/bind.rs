@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Shape, Tensor};
 
 use super::path::Path;
 use crate::runtime::engine::Engine;
@@ -31,6 +31,11 @@ impl AutodiffState {
             require_grad: tensor.is_require_grad(),
             checkpointing: tensor.gradient_checkpointing_strategy(),
         }
+    }
+
+    /// Whether it is on an autodiff device, and no gradient is wanted.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.checkpointing.is_some() && !self.require_grad
     }
 
     /// A leaf of the same kind.
@@ -179,7 +184,7 @@ impl Storage {
             (flat.view(offset, &plan.stored_shape(index), group.dtype), state)
         });
         let views = views.collect();
-        engine.bind_latest(&self.flats);
+        engine.instance().note_flats(&self.flats);
         drop(self.flats);
         bind(engine, skeleton, views)
     }
@@ -226,4 +231,78 @@ fn pack_group(engine: &Engine, group: usize, detached: &[Detached]) -> Flat {
         buffer.bytes_mut()[offset * size..offset * size + part.len()].copy_from_slice(part);
     }
     engine.context.place_host(MemoryKind::Parameters, buffer)
+}
+
+/// Takes the full parameters out of a plain module of the same structure, in plan order.
+pub(crate) fn take_parameters<M: Module>(engine: &Engine, module: M) -> Vec<Option<FlatTensor>> {
+    let (_, detached) = detach(engine, module, &mut GradientsParams::new());
+    detached.into_iter().map(|param| Some(param.tensor)).collect()
+}
+
+/// Puts full parameters into a wrapped module's plain module, in place of what is stored. Buffers stay.
+pub(crate) fn put_parameters<M: Module>(
+    engine: &Engine,
+    module: M,
+    full: Vec<Option<FlatTensor>>,
+) -> M {
+    struct Put<'a> {
+        engine: &'a Engine,
+        path: Path,
+        full: Vec<Option<FlatTensor>>,
+    }
+    impl ModuleMapper for Put<'_> {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.enter(name);
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.exit();
+        }
+
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let index = self.engine.plan().find(&self.path.join());
+            let Some(full) = index.and_then(|index| self.full[index].take()) else {
+                return param;
+            };
+            param.map(|stored| AutodiffState::of(&stored).lift(from_flat(full)))
+        }
+    }
+    module.map(&mut Put {
+        engine,
+        path: Path::default(),
+        full,
+    })
+}
+
+/// The module with parameters of the full shapes that have no elements of their own, to be shown.
+pub(crate) fn with_full_shapes<M: Module>(engine: &Engine, module: M) -> M {
+    struct Shapes<'a> {
+        engine: &'a Engine,
+        path: Path,
+    }
+    impl ModuleMapper for Shapes<'_> {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.enter(name);
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.exit();
+        }
+
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let Some(index) = self.engine.plan().find(&self.path.join()) else {
+                return param;
+            };
+            let shape = Shape::from(self.engine.plan().params[index].shape.clone());
+            param.map(|stored| {
+                let device = without_autodiff(&stored);
+                let one = Tensor::<D>::zeros([1; D], &device);
+                one.expand(shape)
+            })
+        }
+    }
+    module.map(&mut Shapes {
+        engine,
+        path: Path::default(),
+    })
 }

@@ -6,16 +6,22 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use burn::module::{
-    Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    Content, DisplaySettings, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper,
+    ModuleVisitor, ParamGroup, Quantizer,
 };
 use burn::optim::GradientsParams;
+use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::Device;
 use burn_shard_comm::ProcessGroup;
 
-use super::bind::{Storage, detach};
+use super::bind::{Storage, detach, put_parameters, take_parameters, with_full_shapes};
 use super::leaves::note_leaves;
 use crate::autodiff::graph::Graph;
+use crate::error::or_panic;
+use crate::plan::GroupSpec;
 use crate::runtime::engine::Engine;
+use crate::runtime::instance::Instance;
+use crate::runtime::pass::GradientSync;
 use crate::storage::ledger::MemoryReport;
 use crate::{Error, ParamSpec, ShardConfig, ShardingStrategy};
 
@@ -29,9 +35,9 @@ use crate::{Error, ParamSpec, ShardConfig, ShardingStrategy};
 ///
 /// | | `Replicated`, `OptimizerState` | `Gradients` | `Full` |
 /// |---|---|---|---|
-/// | stored parameters, records, display | full | full | shard, `[shard_numel, 1, ..]` |
+/// | stored parameters (`Param::base`) | full | full | shard, see [`ParamSpec::shard_shape`] |
 /// | gradients in `GradientsParams` | full average | shard of the average | shard of the average |
-/// | `num_params` of the wrapper | full | full | full |
+/// | records, display, `num_params` | full | full | full |
 ///
 /// Reading a parameter (`Param::val`, which all of `burn::nn` does) always gives the full tensor.
 /// A gradient is the mean over all ranks, counting zeros for ranks that did not use the parameter;
@@ -51,6 +57,15 @@ use crate::{Error, ParamSpec, ShardConfig, ShardingStrategy};
 pub struct ShardedModule<M> {
     inner: M,
     graph: Arc<Graph>,
+    /// Which value of the module it is.
+    instance: Arc<Instance>,
+}
+
+/// What a wrapped module is made of.
+pub(crate) struct ModuleParts<M> {
+    pub(crate) inner: M,
+    pub(crate) graph: Arc<Graph>,
+    pub(crate) instance: Arc<Instance>,
 }
 
 impl<M: Module> ShardedModule<M> {
@@ -71,7 +86,7 @@ impl<M: Module> ShardedModule<M> {
         group: &ProcessGroup,
     ) -> Result<Self, Error> {
         let (graph, inner) = super::wrap::wrap(module, config.into(), group)?;
-        Ok(Self { inner, graph })
+        Ok(Self::from_parts(graph, inner))
     }
 
     /// The strategy it was wrapped with.
@@ -126,43 +141,146 @@ impl<M: Module> ShardedModule<M> {
             .collect()
     }
 
-    /// The plain module with full parameters, on every rank: for saving, or for inference without
-    /// the group. A collective under [`ShardingStrategy::Full`].
+    /// The plain module with full parameters in the type they are stored in, on every rank: for saving,
+    /// or for inference without the group. A collective under every strategy.
     ///
     /// # Panics
     ///
-    /// If a collective fails.
+    /// If a collective fails: every rank has to call it.
     #[must_use]
     pub fn unsharded(&self) -> M {
-        let full = self.inner.valid().materialize();
-        self.engine().reshard();
-        full
+        let engine = self.engine();
+        or_panic(engine.context.meet(&self.instance, "unsharded()"));
+        engine.read_stored(|| self.inner.valid().materialize())
     }
 
-    /// Takes the plain module with its stored tensors out.
-    pub(crate) fn into_parts(self) -> (Arc<Graph>, M) {
-        (self.graph, self.inner)
+    /// Begins another forward, with a backward of its own, although the one before has not been
+    /// differentiated yet.
+    ///
+    /// Forwards one after the other are taken for parts of one loss. Of two losses that are
+    /// differentiated one after the other, forward, forward, backward, backward, the second forward
+    /// has to begin with this; Burn refuses the second backward otherwise. The gradients of both
+    /// backwards are averages over the ranks, and add up.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::prelude::*;
+    /// # use burn_shard::{ProcessGroup, ShardedModule, ShardingStrategy};
+    /// # ProcessGroup::spawn(2, |group| {
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(4, 1).init(&device);
+    /// # let model = ShardedModule::new(model, ShardingStrategy::Full, &group).unwrap();
+    /// # let (x, y) = (Tensor::<2>::ones([2, 4], &device), Tensor::<2>::zeros([2, 4], &device));
+    /// let first = model.forward(x).mean();
+    /// model.begin_forward();
+    /// let second = model.forward(y).mean();
+    /// let (first, second) = (first.backward(), second.backward());
+    /// # drop((first, second));
+    /// # }).unwrap();
+    /// ```
+    pub fn begin_forward(&self) {
+        self.graph.close_pass();
     }
 
+    /// Until the guard is dropped, backward passes add up their gradients on this rank and send nothing:
+    /// gradient accumulation as by `no_sync` of PyTorch's DDP.
+    ///
+    /// They return no gradients. The first backward of a forward that begins after that reduces the sum
+    /// of all of them, its own added last, and returns the average over the ranks; a step before it is
+    /// refused. Divide each loss by the number of micro-batches for their mean. All ranks have to do it alike.
+    ///
+    /// # Memory
+    ///
+    /// The full gradients, in the type of the stored parameters, under every strategy. Adding up what
+    /// several backwards return (Burn's `GradientsAccumulator`) keeps only shards, and sends as often.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::optim::{GradientsParams, SgdConfig};
+    /// # use burn::prelude::*;
+    /// # use burn_shard::{Oss, ProcessGroup, ShardedModule, ShardingStrategy};
+    /// # ProcessGroup::spawn(2, |group| {
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(4, 1).init(&device);
+    /// # let mut model = ShardedModule::new(model, ShardingStrategy::Gradients, &group).unwrap();
+    /// # let mut optimizer = Oss::new(SgdConfig::new(), &group).unwrap();
+    /// # let batches = [Tensor::<2>::ones([2, 4], &device), Tensor::<2>::zeros([2, 4], &device)];
+    /// let [first, last] = batches;
+    /// {
+    ///     let _no_sync = model.no_sync();
+    ///     (model.forward(first).mean() / 2).backward();
+    /// }
+    /// let gradients = (model.forward(last).mean() / 2).backward();
+    /// let gradients = GradientsParams::from_grads(gradients, &model);
+    /// model = optimizer.step(0.1, model, gradients);
+    /// # drop(model);
+    /// # }).unwrap();
+    /// ```
+    #[must_use = "gradients are accumulated as long as the guard lives"]
+    pub fn no_sync(&self) -> NoSync<'_> {
+        self.graph.close_pass();
+        self.engine().set_sync(GradientSync::Accumulate);
+        NoSync { graph: &self.graph }
+    }
+
+    /// Drops the gradients that were accumulated under [`no_sync`](Self::no_sync), on this rank. All ranks
+    /// have to do it alike.
+    pub fn discard_accumulated(&self) {
+        self.engine().discard_accumulated();
+    }
+
+    pub(crate) fn into_parts(self) -> ModuleParts<M> {
+        let Self {
+            inner,
+            graph,
+            instance,
+        } = self;
+        ModuleParts {
+            inner,
+            graph,
+            instance,
+        }
+    }
+
+    /// The newest value of the module, of the plain module `inner`.
     pub(crate) fn from_parts(graph: Arc<Graph>, inner: M) -> Self {
         note_leaves(&graph, &inner);
-        Self { inner, graph }
+        Self {
+            inner,
+            instance: graph.engine.instance(),
+            graph,
+        }
     }
 
     /// Makes a new value of the module, whose tensors `change` may replace.
     fn rebuild_with(self, change: impl FnOnce(M) -> M) -> Self {
-        let Self { inner, graph } = self;
+        let Self {
+            inner,
+            graph,
+            instance,
+        } = self;
         let engine = &graph.engine;
-        let _instance = engine.new_instance();
-        engine.context.note_map();
+        engine.new_instance(instance.history.clone().after_map());
         graph.close_pass();
         let mut inner = change(inner);
-        if engine.plan().groups.iter().any(|group| group.unshards()) {
+        if engine.plan().groups.iter().any(GroupSpec::unshards) {
             // What an optimizer made are separate tensors; the next gather needs flat buffers.
             let (skeleton, detached) = detach(engine, inner, &mut GradientsParams::new());
             inner = Storage::pack(engine, detached).bind(engine, skeleton);
         }
         Self::from_parts(graph, inner)
+    }
+
+    fn refuse_quantization(&self) -> ! {
+        panic!(
+            "rank {}: the parameters of a sharded module are not quantized: ranks store and average floats \
+             (quantize `unsharded()`)",
+            self.engine().rank(),
+        )
     }
 
     /// Refuses what would go wrong without a word. Burn's `map` returns no error.
@@ -236,6 +354,7 @@ impl<M: Module> Module for ShardedModule<M> {
         Self {
             inner: self.inner.valid(),
             graph: Arc::clone(&self.graph),
+            instance: Arc::clone(&self.instance),
         }
     }
 
@@ -250,6 +369,34 @@ impl<M: Module> Module for ShardedModule<M> {
         self.engine().plan().numel()
     }
 
+    /// A record of the full parameters, under every strategy: that of the plain module. A collective, as
+    /// [`unsharded`](ShardedModule::unsharded); so are the methods that save.
+    fn into_record(self) -> ModuleRecord {
+        self.unsharded().into_record()
+    }
+
+    /// See [`into_record`](Self::into_record).
+    fn into_record_group(self, group: ParamGroup) -> ModuleRecord {
+        self.unsharded().into_record_group(group)
+    }
+
+    /// Loads a record of the full parameters, as the plain module has it; every rank keeps its part. A
+    /// collective; every rank loads the same record.
+    fn try_load_record(self, record: ModuleRecord) -> Result<Self, RecordError> {
+        let loaded = self.unsharded().try_load_record(record)?;
+        let full = take_parameters(self.engine(), loaded);
+        let engine = Arc::clone(self.engine());
+        Ok(self.rebuild_with(|inner| put_parameters(&engine, inner, full)))
+    }
+
+    fn quantize_weights(self, _quantizer: &mut Quantizer) -> Self {
+        self.refuse_quantization()
+    }
+
+    fn quantize_weights_group(self, _quantizer: &mut Quantizer, _group: ParamGroup) -> Self {
+        self.refuse_quantization()
+    }
+
     fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
         self.inner.visit(visitor);
     }
@@ -260,9 +407,10 @@ impl<M: Module> Module for ShardedModule<M> {
     }
 }
 
-impl<M: ModuleDisplayDefault> ModuleDisplayDefault for ShardedModule<M> {
+impl<M: ModuleDisplayDefault + Module> ModuleDisplayDefault for ShardedModule<M> {
+    /// What the plain module shows, with the full shapes.
     fn content(&self, content: Content) -> Option<Content> {
-        self.inner.content(content)
+        with_full_shapes(self.engine(), self.inner.clone()).content(content)
     }
 
     fn num_params(&self) -> usize {
@@ -270,7 +418,28 @@ impl<M: ModuleDisplayDefault> ModuleDisplayDefault for ShardedModule<M> {
     }
 }
 
-impl<M: ModuleDisplay> ModuleDisplay for ShardedModule<M> {}
+impl<M: ModuleDisplay + Module> ModuleDisplay for ShardedModule<M> {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        self.inner.custom_settings()
+    }
+
+    fn custom_content(&self, content: Content) -> Option<Content> {
+        with_full_shapes(self.engine(), self.inner.clone()).custom_content(content)
+    }
+}
+
+/// Accumulates gradients for as long as it lives, see [`ShardedModule::no_sync`].
+#[derive(Debug)]
+pub struct NoSync<'a> {
+    graph: &'a Graph,
+}
+
+impl Drop for NoSync<'_> {
+    fn drop(&mut self) {
+        self.graph.close_pass();
+        self.graph.engine.set_sync(GradientSync::Reduce);
+    }
+}
 
 #[cfg(test)]
 mod tests {

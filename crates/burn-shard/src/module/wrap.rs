@@ -72,6 +72,9 @@ pub(crate) fn wrap<M: Module>(
     if let Some(error) = error {
         return Err(error);
     }
+    if states.iter().flatten().all(AutodiffState::is_frozen) {
+        return Err(Error::NothingTrainable { rank });
+    }
     let planned = "every parameter of the plan should have been met";
     let flats = flats
         .into_iter()
@@ -198,6 +201,19 @@ impl Distribute<'_> {
         flat.bytes_mut()[offset * size..offset * size + part.len()].copy_from_slice(part);
     }
 
+    /// Refuses buffers where parameters are read in another type: Burn mixes no types in an operation.
+    fn check_buffer(&mut self, dtype: DType) {
+        let mixed = self.engine.context.config.mixed_precision;
+        if let Some(param) = mixed.map(|mixed| mixed.param.dtype()).filter(|&param| param != dtype) {
+            self.error.get_or_insert(Error::BufferPrecision {
+                rank: self.engine.rank(),
+                path: self.path.join(),
+                dtype,
+                param,
+            });
+        }
+    }
+
     /// Whether a parameter turned out as it was planned.
     fn check(&mut self, index: usize, shape: &[usize], found: DType) -> bool {
         let spec = &self.engine.plan().params[index];
@@ -244,6 +260,7 @@ impl ModuleMapper for Distribute<'_> {
         let own = to_flat(tensor).into_host();
         let Some(index) = index else {
             // A buffer, such as a running mean: the same on every rank.
+            self.check_buffer(own.dtype());
             let value = self.broadcast(own);
             let context = &self.engine.context;
             let value = context.place_tensor(MemoryKind::Parameters, value);

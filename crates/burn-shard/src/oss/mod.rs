@@ -133,7 +133,7 @@ impl Oss {
     /// # Errors
     ///
     /// Before anything is changed or sent: [`Error::OtherGroup`], [`Error::OtherModule`],
-    /// [`Error::GradientLength`]. While stepping: [`Error::Step`] for hyper-parameters that are not
+    /// [`Error::Unreduced`], [`Error::GradientLength`]. While stepping: [`Error::Step`] for hyper-parameters that are not
     /// finite, or failures of the communicator; parameters may then differ between ranks.
     pub fn try_step<M: Module>(
         &mut self,
@@ -151,6 +151,10 @@ impl Oss {
                 module_world_size: other.world_size(),
             };
             return Err(StepError::new(module, error));
+        }
+        if engine.has_accumulated() {
+            let rank = own.rank();
+            return Err(StepError::new(module, Error::Unreduced { rank }));
         }
         let state = self.state.get_or_insert_with(|| State::new(engine));
         if !state.belongs_to(engine) {

@@ -16,6 +16,8 @@ use crate::runtime::engine::Engine;
 use crate::storage::flat::{Flat, FlatTensor};
 use crate::plan::layout::MemberLayout;
 use crate::runtime::collective_io::CollectiveInput;
+use crate::module::sharded_module::ModuleParts;
+use crate::runtime::instance::Instance;
 use crate::{Error, ShardedModule};
 
 pub(super) fn step<M: Module>(
@@ -25,11 +27,16 @@ pub(super) fn step<M: Module>(
     module: ShardedModule<M>,
     mut gradients: GradientsParams,
 ) -> Result<ShardedModule<M>, StepError<M>> {
-    let (graph, inner) = module.into_parts();
-    graph.close_pass();
+    let ModuleParts {
+        inner,
+        graph,
+        instance,
+    } = module.into_parts();
     let engine = &graph.engine;
-    engine.begin_step();
-    let _instance = engine.new_instance();
+    graph.close_pass();
+    engine.reshard();
+    instance.forget_flats();
+    // What is mapped now is the value to come; its history is known once its gradients are.
     let (skeleton, mut detached) = detach(engine, inner, &mut gradients);
     let mut jobs = detached
         .iter_mut()
@@ -43,18 +50,22 @@ pub(super) fn step<M: Module>(
     drop(gradients);
     let mut storage = Storage::pack(engine, detached);
     let mut result = check(engine, &jobs);
+    let mut history = instance.history.clone();
     if result.is_ok() {
         let stepped = jobs.iter().enumerate().filter_map(|(index, job)| {
             let rate = |job: &Job| rate(engine, lr, index, job);
             job.as_ref().map(|job| (index, rate(job)))
         });
-        engine.context.note_step(&stepped.collect::<Vec<_>>());
+        let stepped: Vec<(usize, f64)> = stepped.collect();
+        history = history.after_step(&stepped, engine.plan().params.len());
     }
+    let instance = engine.new_instance(history);
     for group in 0..engine.plan().groups.len() {
         if result.is_ok() {
             let flat = &mut storage.flats[group];
             let step = GroupStep {
                 engine,
+                instance: &instance,
                 methods,
                 lr,
                 group,
@@ -62,8 +73,9 @@ pub(super) fn step<M: Module>(
             result = step.run(state, flat, &mut jobs);
         }
     }
-    let inner = storage.bind(engine, skeleton);
-    let module = ShardedModule::from_parts(Arc::clone(&graph), inner);
+    let engine = Arc::clone(engine);
+    let inner = storage.bind(&engine, skeleton);
+    let module = ShardedModule::from_parts(graph, inner);
     match result {
         Ok(()) => Ok(module),
         Err(error) => Err(StepError::new(module, error)),
@@ -148,6 +160,8 @@ fn check(engine: &Engine, jobs: &[Option<Job>]) -> Result<(), Error> {
 /// The step of one group of parameters.
 pub(super) struct GroupStep<'a> {
     pub(super) engine: &'a Arc<Engine>,
+    /// The value that the step makes.
+    instance: &'a Instance,
     methods: &'a [Method],
     lr: &'a ModuleLearningRate,
     pub(super) group: usize,
@@ -201,7 +215,7 @@ impl GroupStep<'_> {
             })
             .collect();
         let context = &self.engine.context;
-        let purpose = context.purpose("gather after a step", members);
+        let purpose = context.purpose(self.instance, "gather after a step", members);
         context.input(group.dtype, purpose, tensors)
     }
 

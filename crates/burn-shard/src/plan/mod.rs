@@ -17,7 +17,10 @@ use burn_shard_comm::DType;
 use crate::{Error, ShardConfig, ShardingStrategy};
 use layout::{GroupLayout, ParamSpec};
 
-/// No parameter of more bytes is small.
+/// No vector of more bytes is small. Norms ask the stored vector for its length, and none is longer.
+const SMALL_VECTOR_BYTES: usize = 4 << 20;
+
+/// No parameter of several axes of more bytes is small.
 const SMALL_BYTES: usize = 64 << 10;
 
 /// A parameter of several axes is small if it takes at most this part of a group as well: the default
@@ -247,7 +250,7 @@ impl Plan {
 /// that the configuration names.
 fn stays_whole(param: &ParamSpec, config: &ShardConfig) -> bool {
     let limit = if param.shape.len() <= 1 {
-        SMALL_BYTES
+        SMALL_VECTOR_BYTES
     } else {
         SMALL_BYTES.min(config.group_cap_bytes / SMALL_PART_OF_A_GROUP)
     };
@@ -409,9 +412,9 @@ mod tests {
             matrix("a.weight", 10),
             spec("a.bias", 5),
             matrix("b.weight", 10),
-            spec("b.bias", SMALL_BYTES / 4),
+            spec("b.bias", SMALL_VECTOR_BYTES / 4),
             matrix("b.scale", 1),
-            spec("b.long", SMALL_BYTES / 4 + 1),
+            spec("b.long", SMALL_VECTOR_BYTES / 4 + 1),
         ];
         let strategies = |plan: &Plan| -> Vec<ShardingStrategy> {
             plan.groups.iter().map(|g| g.strategy).collect()

@@ -41,7 +41,7 @@ pub enum ShardingStrategy {
     Gradients,
     /// ZeRO-3 (FSDP): each rank keeps its shards of the parameters only; a group of parameters is
     /// all-gathered when its first member is read, in forward and again in backward, and dropped
-    /// after its last use. Any elementwise optimizer steps the shards. Vectors of up to 64 KiB and
+    /// after its last use. Any elementwise optimizer steps the shards. Vectors of up to 4 MiB and
     /// matrices of up to 1/400 of a group's cap are not sharded but treated as under
     /// [`Replicated`](Self::Replicated): there is nothing to save.
     #[serde(rename = "zero3")]

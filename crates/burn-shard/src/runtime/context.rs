@@ -3,15 +3,14 @@
 
 use std::sync::Arc;
 
-use burn_shard_comm::{DType, ProcessGroup};
-use parking_lot::Mutex;
+use burn_shard_comm::{DType, ProcessGroup, ReduceOp};
 
-use super::history::History;
-use crate::ShardConfig;
+use super::instance::Instance;
+use crate::{Error, ShardConfig};
 use crate::plan::Plan;
 use crate::purpose::Purpose;
 use crate::storage::flat::{Flat, FlatTensor, Memory};
-use crate::storage::host::HostTensor;
+use crate::storage::host::{HostTensor, TensorSegments};
 use crate::storage::ledger::{Ledger, MemoryKind};
 use crate::storage::pool::{Buffer, Pool};
 
@@ -25,7 +24,6 @@ pub(crate) struct Context {
     pub(crate) plan: Plan,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) pool: Arc<Pool>,
-    history: Mutex<History>,
 }
 
 impl Context {
@@ -38,8 +36,6 @@ impl Context {
         let ledger = Arc::new(Ledger::default());
         let pool = Pool::new(Arc::clone(&ledger));
         pool.set_cap_bytes(idle_bytes(&plan));
-        // Every rank has made as many calls by now, and no other module has seen as many.
-        let module = process_group.traffic().total_calls();
         Self {
             process_group,
             memory,
@@ -47,7 +43,6 @@ impl Context {
             plan,
             ledger,
             pool,
-            history: Mutex::new(History::new(module)),
         }
     }
 
@@ -55,17 +50,25 @@ impl Context {
         self.process_group.rank()
     }
 
-    /// The purpose of a collective that does `what` for parameters of the plan.
-    pub(crate) fn purpose(&self, what: &str, members: &[usize]) -> Purpose {
-        self.history.lock().purpose(what, &self.plan, members)
+    /// The purpose of a collective that does `what` for parameters of a value of the module.
+    pub(crate) fn purpose(&self, instance: &Instance, what: &str, members: &[usize]) -> Purpose {
+        instance.history.purpose(what, &self.plan, members)
     }
 
-    pub(crate) fn note_map(&self) {
-        self.history.lock().note_map();
-    }
-
-    pub(crate) fn note_step(&self, stepped: &[(usize, f64)]) {
-        self.history.lock().note_step(stepped, self.plan.params.len());
+    /// Returns once every rank has come to the same place in its program. For what would be right on one
+    /// rank alone under some strategies and not under others.
+    pub(crate) fn meet(&self, instance: &Instance, what: &'static str) -> Result<(), Error> {
+        let input = Arc::new(TensorSegments {
+            dtype: DType::F32,
+            tensors: Vec::new(),
+            purpose: self.purpose(instance, what, &[]),
+        });
+        let work = self.process_group.communicator().all_reduce(input, ReduceOp::Sum);
+        work.and_then(|mut work| work.wait()).map_err(|source| Error::Meet {
+            rank: self.rank(),
+            what,
+            source,
+        })
     }
 
     /// Puts a buffer where the module's tensors live.

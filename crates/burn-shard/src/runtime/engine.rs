@@ -11,14 +11,16 @@ use burn_shard_comm::ProcessGroup;
 use parking_lot::Mutex;
 
 use super::context::Context;
+use super::history::History;
 use super::group::ParamGroup;
 use super::instance::Instance;
 use super::pass::{GradientSync, Pass, PassId, PassToken};
 use super::reduce::{Backward, Reducer};
 use super::schedule::Schedule;
-use super::unshard::Unsharder;
+use super::unshard::{ReadAs, Unsharder, Value};
 use crate::plan::Plan;
-use crate::storage::flat::{Flat, FlatBackend, FlatTensor, Memory};
+use crate::storage::flat::{FlatBackend, FlatTensor, Memory};
+use crate::storage::ledger::MemoryKind;
 use crate::{Error, ShardConfig};
 
 /// Everything that one rank knows of its wrapped module.
@@ -38,10 +40,9 @@ struct State {
     passes: Vec<Pass>,
     next_pass: u64,
     backward: Backward,
-    /// By group: the flat buffers of the newest value of the module, to gather from ahead of reads.
-    latest: Vec<Option<Flat>>,
     clock: u64,
     sync: GradientSync,
+    read_as: ReadAs,
 }
 
 impl State {
@@ -58,18 +59,20 @@ impl Engine {
         plan: Plan,
     ) -> Arc<Self> {
         let groups = plan.groups.len();
+        // Every rank has made as many calls by now, and no other module has seen as many.
+        let history = History::new(process_group.traffic().total_calls());
         let state = State {
             groups: (0..groups).map(|_| ParamGroup::default()).collect(),
             schedule: Schedule::new(groups),
             passes: Vec::new(),
             next_pass: 0,
             backward: Backward::default(),
-            latest: vec![None; groups],
             clock: 0,
             sync: GradientSync::Reduce,
+            read_as: ReadAs::Compute,
         };
         Arc::new(Self {
-            instance: Mutex::new(Instance::new(plan.params.len())),
+            instance: Mutex::new(Instance::new(plan.params.len(), history)),
             context: Context::new(process_group, memory, config, plan),
             state: Mutex::new(state),
         })
@@ -89,15 +92,10 @@ impl Engine {
     }
 
     /// Starts a new instance: what is mapped from now on is another value of the module.
-    pub(crate) fn new_instance(&self) -> Arc<Instance> {
-        let instance = Instance::new(self.plan().params.len());
+    pub(crate) fn new_instance(&self, history: History) -> Arc<Instance> {
+        let instance = Instance::new(self.plan().params.len(), history);
         *self.instance.lock() = Arc::clone(&instance);
         instance
-    }
-
-    /// Makes the buffers known that the newest value of the module is stored in.
-    pub(crate) fn bind_latest(&self, flats: &[Flat]) {
-        self.state.lock().latest = flats.iter().cloned().map(Some).collect();
     }
 
     /// Begins a pass: a forward whose gradients come in a backward of its own, unless the token is dropped
@@ -166,22 +164,32 @@ impl Engine {
     }
 
     /// The full parameter in the compute type, of which `stored` is what this rank stores.
-    pub(crate) fn unshard(&self, index: usize, stored: &FlatTensor) -> Result<FlatTensor, Error> {
+    pub(crate) fn unshard(
+        &self,
+        instance: &Instance,
+        index: usize,
+        stored: &FlatTensor,
+    ) -> Result<FlatTensor, Error> {
         let mut state = self.state.lock();
         let State {
             groups,
             schedule,
-            latest,
             clock,
+            read_as,
             ..
         } = &mut *state;
-        let mut unsharder = Unsharder {
+        let value = Value {
             context: &self.context,
+            instance,
+            read_as: *read_as,
+        };
+        let mut unsharder = Unsharder {
+            value,
             groups,
             schedule,
             clock,
         };
-        unsharder.get(index, stored, latest)
+        unsharder.get(index, stored)
     }
 
     /// Takes the gradient of one read; reduces whichever groups are complete by it.
@@ -192,8 +200,7 @@ impl Engine {
         index: usize,
         gradient: FlatTensor,
     ) -> Result<(), Error> {
-        self.reduce(pass, |mut reducer| {
-            reducer.note_leaves(|| instance.leaves());
+        self.reduce(pass, instance, |mut reducer| {
             reducer.collect::<B>(index, gradient);
             reducer.arrived(reducer.context.plan.place[index].group);
             reducer.advance::<B>()
@@ -206,8 +213,7 @@ impl Engine {
         pass: PassId,
         instance: &Instance,
     ) -> Result<Vec<(NodeId, FlatTensor)>, Error> {
-        let gradients = self.reduce(pass, |mut reducer| {
-            reducer.note_leaves(|| instance.leaves());
+        let gradients = self.reduce(pass, instance, |mut reducer| {
             reducer.flush::<B>()?;
             reducer.finish::<B>()
         })?;
@@ -227,6 +233,7 @@ impl Engine {
     fn reduce<T>(
         &self,
         pass: PassId,
+        instance: &Instance,
         with: impl FnOnce(Reducer<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let mut state = self.state.lock();
@@ -240,6 +247,7 @@ impl Engine {
         let pass = passes.iter_mut().find(|open| open.id == pass);
         with(Reducer {
             context: &self.context,
+            instance,
             groups,
             schedule,
             backward,
@@ -252,10 +260,31 @@ impl Engine {
         self.state.lock().groups.iter_mut().for_each(ParamGroup::reshard);
     }
 
-    /// Lets go of the stored parameters and all that was made from them, so that they can be written in
-    /// place.
-    pub(crate) fn begin_step(&self) {
-        self.reshard();
-        self.state.lock().latest.fill(None);
+    /// Runs `read`, in which parameters are read in the type they are stored in.
+    pub(crate) fn read_stored<T>(&self, read: impl FnOnce() -> T) -> T {
+        let set = |read_as| {
+            // What was unsharded in the other type is of no use.
+            self.reshard();
+            self.state.lock().read_as = read_as;
+        };
+        set(ReadAs::Stored);
+        let value = read();
+        set(ReadAs::Compute);
+        value
+    }
+
+    /// Whether gradients were accumulated that have not been reduced.
+    pub(crate) fn has_accumulated(&self) -> bool {
+        let state = self.state.lock();
+        state.groups.iter().any(|group| !group.accumulated.is_empty())
+    }
+
+    /// Drops the gradients that were accumulated.
+    pub(crate) fn discard_accumulated(&self) {
+        for group in &mut self.state.lock().groups {
+            for gradient in group.accumulated.drain(..).flatten() {
+                self.context.ledger.sub(MemoryKind::Gradients, gradient.size_bytes());
+            }
+        }
     }
 }

@@ -37,14 +37,17 @@ impl History {
         }
     }
 
-    /// Another value of the module was made without this crate's optimizer.
-    pub(crate) fn note_map(&mut self) {
+    /// What it is once another value of the module was made without this crate's optimizer.
+    #[must_use]
+    pub(crate) fn after_map(mut self) -> Self {
         self.maps += 1;
         self.hash = hash_bytes(self.hash, b"map");
+        self
     }
 
-    /// An optimizer step of the parameters `stepped`, each at its learning rate.
-    pub(crate) fn note_step(&mut self, stepped: &[(usize, f64)], params: usize) {
+    /// What it is after an optimizer step of the parameters `stepped`, each at its learning rate.
+    #[must_use]
+    pub(crate) fn after_step(mut self, stepped: &[(usize, f64)], params: usize) -> Self {
         self.steps += 1;
         self.maps = 0;
         for (index, lr) in stepped {
@@ -57,6 +60,7 @@ impl History {
             stepped: stepped.len(),
             params,
         });
+        self
     }
 
     /// The purpose of a collective that does `what` for `members` of the plan.

@@ -18,7 +18,7 @@ pub(crate) mod engine;
 pub(crate) mod group;
 pub(crate) mod instance;
 pub(crate) mod pass;
-mod history;
+pub(crate) mod history;
 mod reduce;
 mod schedule;
 mod unshard;

@@ -14,6 +14,7 @@ use burn_shard_comm::{OwnedSegments, ReduceOp};
 use super::collective_io::OutputBuffer;
 use super::context::Context;
 use super::group::{Grads, ParamGroup, Reduction};
+use super::instance::Instance;
 use super::pass::{GradientSync, Pass};
 use super::schedule::Schedule;
 use crate::Error;
@@ -43,6 +44,7 @@ pub(super) struct Backward {
 /// The gradients of a module, for the time of one call.
 pub(super) struct Reducer<'a> {
     pub(super) context: &'a Context,
+    pub(super) instance: &'a Instance,
     pub(super) groups: &'a mut [ParamGroup],
     pub(super) schedule: &'a mut Schedule,
     pub(super) backward: &'a mut Backward,
@@ -50,11 +52,6 @@ pub(super) struct Reducer<'a> {
 }
 
 impl Reducer<'_> {
-    /// Makes known under which nodes the gradients of this backward are registered.
-    pub(super) fn note_leaves(&mut self, leaves: impl FnOnce() -> Vec<Option<NodeId>>) {
-        self.backward.leaves.get_or_insert_with(leaves);
-    }
-
     /// Takes the gradient of one read.
     pub(super) fn collect<B: FlatBackend>(&mut self, index: usize, gradient: FlatTensor) {
         let context = self.context;
@@ -158,8 +155,7 @@ impl Reducer<'_> {
             accumulated if accumulated.is_empty() => state.grads.take_collected(spec.members.len()),
             accumulated => accumulated,
         };
-        let leaves = self.backward.leaves.as_ref();
-        let leaves = leaves.expect("the instance should be known by now");
+        let leaves = self.backward.leaves.get_or_insert_with(|| self.instance.leaves());
         let members: Vec<usize> = spec
             .members
             .iter()
@@ -184,7 +180,11 @@ impl Reducer<'_> {
                 (context.plan.params[index].numel(), sum)
             })
             .collect();
-        let purpose = context.purpose("gradients", &members);
+        let mut purpose = context.purpose(self.instance, "gradients", &members);
+        let frozen = |&&index: &&usize| leaves[index].is_none() && context.plan.params[index].trainable;
+        for &index in spec.members.iter().filter(frozen) {
+            purpose.text += &format!(", `{}` is frozen", context.plan.params[index].path);
+        }
         let input = context.input(spec.reduce, purpose, tensors)?;
         let communicator = context.process_group.communicator();
         let work = if spec.strategy.shards_gradients() {
@@ -246,7 +246,8 @@ impl Reducer<'_> {
         while !self.backward.in_flight.is_empty() {
             self.complete_oldest::<B>()?;
         }
-        let leaves = self.backward.leaves.take().unwrap_or_default();
+        let leaves = self.backward.leaves.take();
+        let leaves = leaves.unwrap_or_else(|| self.instance.leaves());
         let used = self.used_somewhere(&leaves)?;
         self.agree_on_order()?;
         let mut gradients = Vec::new();

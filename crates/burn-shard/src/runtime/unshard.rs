@@ -14,6 +14,7 @@ use burn_shard_comm::DType;
 use super::collective_io::OutputBuffer;
 use super::context::Context;
 use super::group::{Gather, Gathered, ParamGroup, Params};
+use super::instance::Instance;
 use super::schedule::Schedule;
 use crate::Error;
 use crate::plan::GroupSpec;
@@ -23,9 +24,46 @@ use crate::storage::ledger::MemoryKind;
 /// Besides the group being read, this many groups that were read in part stay gathered.
 const KEPT_GROUPS: usize = 1;
 
+/// In which type parameters are made whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ReadAs {
+    /// The one that the module computes in.
+    #[default]
+    Compute,
+    /// The one that is stored: the master weights.
+    Stored,
+}
+
+/// A value of a module, and how it is read.
+#[derive(Clone, Copy)]
+pub(super) struct Value<'a> {
+    pub(super) context: &'a Context,
+    pub(super) instance: &'a Instance,
+    pub(super) read_as: ReadAs,
+}
+
+impl Value<'_> {
+    /// The type in which the group's parameters are made whole.
+    fn dtype(&self, spec: &GroupSpec) -> DType {
+        match self.read_as {
+            ReadAs::Compute => spec.compute,
+            ReadAs::Stored => spec.dtype,
+        }
+    }
+
+    /// What is stored, in the type of the whole parameters.
+    fn cast(&self, kind: MemoryKind, spec: &GroupSpec, stored: &Flat) -> Flat {
+        if self.dtype(spec) == spec.dtype {
+            stored.clone()
+        } else {
+            self.context.cast(kind, stored, spec.dtype, self.dtype(spec))
+        }
+    }
+}
+
 /// The groups of a module, for the time of one call.
 pub(super) struct Unsharder<'a> {
-    pub(super) context: &'a Context,
+    pub(super) value: Value<'a>,
     pub(super) groups: &'a mut [ParamGroup],
     pub(super) schedule: &'a mut Schedule,
     pub(super) clock: &'a mut u64,
@@ -33,20 +71,15 @@ pub(super) struct Unsharder<'a> {
 
 impl Unsharder<'_> {
     /// The full parameter `index` in the compute type, of which `stored` is what this rank stores.
-    /// `latest` are the flat buffers that the groups ahead are gathered from.
-    pub(super) fn get(
-        &mut self,
-        index: usize,
-        stored: &FlatTensor,
-        latest: &[Option<Flat>],
-    ) -> Result<FlatTensor, Error> {
-        let context = self.context;
+    pub(super) fn get(&mut self, index: usize, stored: &FlatTensor) -> Result<FlatTensor, Error> {
+        let value = self.value;
+        let context = value.context;
         let place = context.plan.place[index];
         let spec = &context.plan.groups[place.group];
         let (offset, _) = spec.stored_slot(place.member);
         let Some(flat) = stored.flat(offset, spec.stored_len()) else {
             // Not bound to its group's buffer: someone put another tensor in its place.
-            return unshard_one(context, index, stored);
+            return unshard_one(value, index, stored);
         };
         *self.clock += 1;
         if self.groups[place.group].gathered_from(&flat).is_none() {
@@ -54,10 +87,10 @@ impl Unsharder<'_> {
             self.make_room(place.group);
             let group = &mut self.groups[place.group];
             let gathered = match group.take_gather_of(&flat) {
-                Some(gather) => finish(context, place.group, gather)?,
+                Some(gather) => finish(value, place.group, gather)?,
                 None => {
                     group.reshard();
-                    unshard(context, place.group, flat.clone())?
+                    unshard(value, place.group, flat.clone())?
                 }
             };
             group.params = Params::Gathered(gathered);
@@ -67,18 +100,20 @@ impl Unsharder<'_> {
         gathered.unread[place.member] = false;
         gathered.last_read = *self.clock;
         let full = gathered.full[place.member].clone();
-        self.prefetch(latest)?;
+        self.prefetch()?;
         Ok(full)
     }
 
     /// Starts the gathers of the groups that come next.
-    fn prefetch(&mut self, latest: &[Option<Flat>]) -> Result<(), Error> {
-        let upcoming = self.schedule.upcoming(self.context.config.prefetch);
-        for &index in upcoming {
+    fn prefetch(&mut self) -> Result<(), Error> {
+        let Value { context, instance, .. } = self.value;
+        for &index in self.schedule.upcoming(context.config.prefetch) {
             let is_sharded = matches!(self.groups[index].params, Params::Sharded);
-            let spec = &self.context.plan.groups[index];
-            if let (true, true, Some(flat)) = (is_sharded, spec.shards_parameters(), &latest[index]) {
-                let gather = start(self.context, index, flat.clone())?;
+            if is_sharded
+                && context.plan.groups[index].shards_parameters()
+                && let Some(flat) = instance.flat(index)
+            {
+                let gather = start(self.value, index, flat)?;
                 self.groups[index].params = Params::Gathering(gather);
             }
         }
@@ -88,10 +123,11 @@ impl Unsharder<'_> {
     /// Drops what is not needed beside the group `next`: groups of which every member was read, the least
     /// recently read of the others, and gathers that were started for nothing.
     fn make_room(&mut self, next: usize) {
-        let upcoming = self.schedule.upcoming(self.context.config.prefetch);
+        let context = self.value.context;
+        let upcoming = self.schedule.upcoming(context.config.prefetch);
         let mut waiting = Vec::new();
         for (index, group) in self.groups.iter_mut().enumerate() {
-            if index == next || !self.context.plan.groups[index].reshards_after_use() {
+            if index == next || !context.plan.groups[index].reshards_after_use() {
                 continue;
             }
             match &group.params {
@@ -112,17 +148,18 @@ impl Unsharder<'_> {
 }
 
 /// Makes the whole parameters of a group, at once.
-fn unshard(context: &Context, group: usize, stored: Flat) -> Result<Gathered, Error> {
-    let spec = &context.plan.groups[group];
+fn unshard(value: Value<'_>, group: usize, stored: Flat) -> Result<Gathered, Error> {
+    let plan = &value.context.plan;
+    let spec = &plan.groups[group];
     if spec.shards_parameters() {
-        let gather = start(context, group, stored)?;
-        return finish(context, group, gather);
+        let gather = start(value, group, stored)?;
+        return finish(value, group, gather);
     }
     // Stored whole: a cast is all there is to do.
-    let cast = context.cast(MemoryKind::Unsharded, &stored, spec.dtype, spec.compute);
+    let cast = value.cast(MemoryKind::Unsharded, spec, &stored);
     let members = spec.members.iter().zip(&spec.layout.members);
     let view = |(&index, member): (&usize, &crate::plan::layout::MemberLayout)| {
-        cast.view(member.full_offset, &context.plan.params[index].shape, spec.compute)
+        cast.view(member.full_offset, &plan.params[index].shape, value.dtype(spec))
     };
     let full = members.map(view).collect();
     Ok(gathered(stored, full))
@@ -138,60 +175,54 @@ fn gathered(shards: Flat, full: Vec<FlatTensor>) -> Gathered {
 }
 
 /// Starts the all-gather of a group from its flat buffer of shards.
-fn start(context: &Context, group: usize, shards: Flat) -> Result<Gather, Error> {
+fn start(value: Value<'_>, group: usize, shards: Flat) -> Result<Gather, Error> {
+    let Value { context, instance, .. } = value;
     let spec = &context.plan.groups[group];
-    let own = context.readable(&in_compute_type(context, spec, &shards));
+    let dtype = value.dtype(spec);
+    let own = context.readable(&value.cast(MemoryKind::Staging, spec, &shards));
     let tensors = spec
         .layout
         .members
         .iter()
         .map(|member| {
-            let shard = own.view(member.shard_offset, &[member.shard_numel], spec.compute);
+            let shard = own.view(member.shard_offset, &[member.shard_numel], dtype);
             (member.shard_numel, Some(shard))
         })
         .collect();
-    let purpose = context.purpose("gather", &spec.members);
-    let input = context.input(spec.compute, purpose, tensors)?;
+    let purpose = context.purpose(instance, "gather", &spec.members);
+    let input = context.input(dtype, purpose, tensors)?;
     let numels: Vec<usize> = spec.layout.members.iter().map(|member| member.numel).collect();
     let work = crate::compat::all_gather(&context.process_group, input.segments(), &numels)
         .map_err(|source| failed(context, spec.members[0], source))?;
     Ok(Gather { shards, work })
 }
 
-fn in_compute_type(context: &Context, spec: &GroupSpec, shards: &Flat) -> Flat {
-    if spec.is_mixed() {
-        context.cast(MemoryKind::Staging, shards, spec.dtype, spec.compute)
-    } else {
-        shards.clone()
-    }
-}
-
-fn finish(context: &Context, group: usize, gather: Gather) -> Result<Gathered, Error> {
-    let spec = &context.plan.groups[group];
-    let full = receive(context, &spec.members, spec.compute, gather.work)?;
+fn finish(value: Value<'_>, group: usize, gather: Gather) -> Result<Gathered, Error> {
+    let spec = &value.context.plan.groups[group];
+    let full = receive(value.context, &spec.members, value.dtype(spec), gather.work)?;
     Ok(gathered(gather.shards, full))
 }
 
 /// All-gathers one parameter from a stored tensor outside its group's buffer.
-fn unshard_one(context: &Context, index: usize, stored: &FlatTensor) -> Result<FlatTensor, Error> {
+fn unshard_one(
+    value: Value<'_>,
+    index: usize,
+    stored: &FlatTensor,
+) -> Result<FlatTensor, Error> {
+    let Value { context, instance, .. } = value;
     let spec = context.plan.group_of(index);
-    let param = &context.plan.params[index];
-    let flat = stored.copied();
-    let cast = if spec.is_mixed() {
-        context.cast(MemoryKind::Unsharded, &flat, spec.dtype, spec.compute)
-    } else {
-        flat
-    };
+    let dtype = value.dtype(spec);
+    let cast = value.cast(MemoryKind::Unsharded, spec, &stored.copied());
     if !spec.shards_parameters() {
-        return Ok(cast.view(0, &param.shape, spec.compute));
+        return Ok(cast.view(0, &context.plan.params[index].shape, dtype));
     }
     let member = &spec.layout.members[context.plan.place[index].member];
-    let shard = context.readable(&cast).view(0, &[member.shard_numel], spec.compute);
-    let purpose = context.purpose("gather of one parameter", &[index]);
-    let input = context.input(spec.compute, purpose, vec![(member.shard_numel, Some(shard))])?;
+    let shard = context.readable(&cast).view(0, &[member.shard_numel], dtype);
+    let purpose = context.purpose(instance, "gather of one parameter", &[index]);
+    let input = context.input(dtype, purpose, vec![(member.shard_numel, Some(shard))])?;
     let work = crate::compat::all_gather(&context.process_group, input.segments(), &[member.numel])
         .map_err(|source| failed(context, index, source))?;
-    Ok(receive(context, &[index], spec.compute, work)?.remove(0))
+    Ok(receive(context, &[index], dtype, work)?.remove(0))
 }
 
 fn receive(
