@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 mod common;
+#[path = "common/fill.rs"]
+mod fill;
 #[path = "habits/freezing.rs"]
 mod freezing;
 #[path = "habits/graphs.rs"]

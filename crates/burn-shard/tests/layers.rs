@@ -13,6 +13,8 @@
 )]
 
 mod common;
+#[path = "common/fill.rs"]
+mod fill;
 #[path = "layers/harness.rs"]
 mod harness;
 #[path = "layers/source.rs"]

@@ -18,6 +18,7 @@ use burn_shard::{Local, Oss, ProcessGroup, ShardConfig, ShardedModule, ShardingS
 use crate::common::{
     Bits, assert_bits, bits, device, gathered_gradients, gradients, plain_dp_gradients, values,
 };
+use crate::fill::Fill;
 
 pub const WIDTH: usize = 6;
 
@@ -125,7 +126,7 @@ impl<M: Module> Pair<M> {
         let model = ShardedModule::new(module, config, group).unwrap();
         Self {
             // Rank 0's values, in a module with all autodiff settings.
-            plain: plain.load_record(model.unsharded().into_record()),
+            plain: plain.map(&mut Fill::with(values(&model.unsharded()))),
             model,
             oss: Oss::new(momentum(), group).unwrap(),
             stock: momentum().init(),

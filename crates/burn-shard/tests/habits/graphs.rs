@@ -228,7 +228,7 @@ fn two_threads_of_a_rank_that_build_one_loss_equal_the_plain_module_or_are_told(
                 match own {
                     Err(message) => {
                         assert_eq!(strategy, ShardingStrategy::Full, "{message}");
-                        assert_says(&message, &["same order"]);
+                        assert_says(&message, &["every rank"]);
                     }
                     Ok(grads) => {
                         let [first, second] =

@@ -3,7 +3,7 @@
 use std::any::type_name;
 use std::collections::BTreeSet;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, SgdConfig};
@@ -11,8 +11,9 @@ use burn::prelude::*;
 use burn_shard::{MemoryKind, Oss, ProcessGroup, ShardConfig, ShardedModule, ShardingStrategy};
 
 use crate::common::{
-    Bits, assert_bits, bits, device, gathered_gradients, gradients, plain_dp_gradients, values,
+    assert_bits, bits, device, gathered_gradients, gradients, plain_dp_gradients, values,
 };
+use crate::fill::{Fill, noise};
 
 const STEPS: usize = 3;
 
@@ -45,17 +46,6 @@ impl Draw {
             .collect();
         Tensor::from_data(TensorData::new(tokens, shape), &self.device)
     }
-}
-
-/// Numbers in (-1, 1) that look random.
-fn noise(seed: u64, len: usize) -> Vec<f32> {
-    let number = |i: usize| {
-        let mut z = (seed << 32 | i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z >> 41) as f32 / (1u64 << 22) as f32 - 1.0
-    };
-    (0..len).map(number).collect()
 }
 
 pub(crate) fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
@@ -137,8 +127,8 @@ fn compare<M: Module>(
     // Made twice: clones of a module share their running statistics.
     let (mut module, mut plain) = (make(&device), make(&device));
     if made == Made::Filled {
-        module = module.map(&mut Fill::new(None));
-        plain = plain.map(&mut Fill::new(None));
+        module = module.map(&mut Fill::default());
+        plain = plain.map(&mut Fill::default());
     }
     if made == Made::Read {
         let _read = values(&module);
@@ -146,7 +136,7 @@ fn compare<M: Module>(
     let mut model = ShardedModule::new(module, config.clone(), group).unwrap();
     assert_is_sharded(&model);
     if made != Made::Filled {
-        plain = plain.map(&mut Fill::new(Some(values(&model.unsharded()))));
+        plain = plain.map(&mut Fill::with(values(&model.unsharded())));
     }
     assert_bits("wrapping", 0, &values(&model.unsharded()), &values(&plain));
     let planned: Vec<_> = model.params().iter().map(|p| p.shape.clone()).collect();
@@ -202,53 +192,6 @@ fn assert_is_sharded<M: Module>(model: &ShardedModule<M>) {
             stored * 4 < full * 3,
             "{stored} of {full} bytes are on one of {world_size} ranks"
         );
-    }
-}
-
-/// Puts values into parameters and buffers: the given ones, or others that depend on the path.
-struct Fill {
-    path: Vec<String>,
-    values: Option<Bits>,
-}
-
-impl Fill {
-    fn new(values: Option<Bits>) -> Self {
-        let path = Vec::new();
-        Self { path, values }
-    }
-
-    fn values(&self, numel: usize) -> Vec<f32> {
-        let path = self.path.join(".");
-        if let Some(values) = &self.values {
-            let found = values.iter().find(|(p, _)| *p == path);
-            let (_, bits) = found.unwrap_or_else(|| panic!("no values of {path}"));
-            return bits.iter().map(|&bits| f32::from_bits(bits)).collect();
-        }
-        let seed = path
-            .bytes()
-            .fold(7, |seed, byte| seed * 31 % 9973 + u64::from(byte));
-        let is_variance = path.contains("running_var");
-        let value = |x: f32| if is_variance { 1.5 + x } else { x / 8.0 };
-        noise(seed, numel).into_iter().map(value).collect()
-    }
-}
-
-impl ModuleMapper for Fill {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        let shape = tensor.dims();
-        let data = TensorData::new(self.values(shape.iter().product()), shape);
-        let value = Tensor::<D>::from_data(data, &tensor.device());
-        let value = value.set_require_grad(tensor.is_require_grad());
-        Param::from_mapped_value(id, value, mapper)
     }
 }
 
