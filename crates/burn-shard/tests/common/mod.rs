@@ -184,6 +184,26 @@ pub fn own_gradients<M: Module>(full: &Bits, model: &ShardedModule<M>) -> Bits {
         .collect()
 }
 
+/// The averaged gradients as plain data parallel has them: shards of all ranks put together again. All
+/// ranks have to call it.
+pub fn gathered_gradients<M: Module>(model: &ShardedModule<M>, grads: &GradientsParams) -> Bits {
+    let own = gradients(&**model, grads);
+    let sharded = [ShardingStrategy::Gradients, ShardingStrategy::Full];
+    if !sharded.contains(&model.strategy()) {
+        return own;
+    }
+    let gather = |(path, own): (String, Vec<u32>)| {
+        let spec = model.params().iter().find(|spec| spec.path == path);
+        let bytes: Vec<u8> = own.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+        let all = model.group().all_gather_bytes(&bytes).unwrap().concat();
+        let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+        // Padding comes last. What is whole on every rank is the first rank's, too.
+        let full = all.chunks(4).map(word).take(spec.unwrap().numel());
+        (path, full.collect())
+    };
+    own.into_iter().map(gather).collect()
+}
+
 /// The stock optimizer's state by `path.name`, in no particular order.
 pub fn stock_state<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> Bits {
     let ids = ids(module);
