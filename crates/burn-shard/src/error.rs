@@ -163,7 +163,7 @@ pub enum Error {
 
     /// The module is on an autodiff device, and nothing of it would be trained.
     #[error(
-        "rank {rank}: no parameter of the module requires a gradient, so that training would change nothing \
+        "rank {rank}: no parameter of the module is trainable, so that training would change nothing \
          (move a module onto an autodiff device with `fork`, not `to_device`; unfreeze what is to be \
          trained; for inference wrap `module.valid()`)"
     )]

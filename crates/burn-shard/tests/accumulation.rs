@@ -53,10 +53,11 @@ fn micro_batches_under_no_sync_equal_plain_accumulation_bit_for_bit() {
         let mut plain = model.unsharded().train();
         let mut oss = Oss::new(AdamConfig::new(), group).unwrap();
         let mut stock = AdamConfig::new().init();
-        for (step, micro_batches) in [3, 3, 1, 4, 2].into_iter().enumerate() {
-            let scale = micro_batches as f64;
-            let batch = |micro| Batch::new(group.rank(), step + 7 * micro, strategy);
-            let loss = |net: &OddNet, micro| net.loss(&batch(micro), &device) / scale;
+        for (step, (micro_batches, scale)) in
+            [(3, 3.0), (3, 3.0), (1, 1.0), (4, 4.0), (2, 2.0)].into_iter().enumerate()
+        {
+            let batch = |micro: usize| Batch::new(group.rank(), step + 7 * micro, strategy);
+            let loss = |net: &OddNet, micro: usize| net.loss(&batch(micro), &device) / scale;
             {
                 let _no_sync = model.no_sync();
                 for micro in 0..micro_batches - 1 {

@@ -86,7 +86,6 @@ macro_rules! checked {
 checked! {
     linear {
         they_equal_the_plain_ones of Filled,
-        #[ignore = "a parameter whose initializer changes the shape is planned with the wrong one"]
         initialized_by_wrapping_they_equal_the_plain_ones of Unread,
         read_before_wrapping_they_equal_the_plain_ones of Read,
     }
@@ -96,25 +95,18 @@ checked! {
         read_before_wrapping_they_equal_the_plain_ones of Read,
     }
     norms {
-        #[ignore = "vectors above 64 KiB are shards under zero3, and these norms ask the stored one for its shape"]
         they_equal_the_plain_ones of Filled,
-        #[ignore = "vectors above 64 KiB are shards under zero3, and these norms ask the stored one for its shape"]
         initialized_by_wrapping_they_equal_the_plain_ones of Unread,
-        #[ignore = "vectors above 64 KiB are shards under zero3, and these norms ask the stored one for its shape"]
         read_before_wrapping_they_equal_the_plain_ones of Read,
     }
     activations {
         they_equal_the_plain_ones of Filled,
-        #[ignore = "a parameter whose initializer changes the shape is planned with the wrong one"]
         initialized_by_wrapping_they_equal_the_plain_ones of Unread,
         read_before_wrapping_they_equal_the_plain_ones of Read,
     }
     recurrent {
-        #[ignore = "three and more reads are added up in another order than Burn's"]
         they_equal_the_plain_ones of Filled,
-        #[ignore = "three and more reads are added up in another order than Burn's"]
         initialized_by_wrapping_they_equal_the_plain_ones of Unread,
-        #[ignore = "three and more reads are added up in another order than Burn's"]
         read_before_wrapping_they_equal_the_plain_ones of Read,
     }
     attention {
@@ -123,11 +115,8 @@ checked! {
         read_before_wrapping_they_equal_the_plain_ones of Read,
     }
     transformers {
-        #[ignore = "the feed-forward layer asks the stored weight for its shape, which under zero3 is the shard's"]
         they_equal_the_plain_ones of Filled,
-        #[ignore = "the feed-forward layer asks the stored weight for its shape, which under zero3 is the shard's"]
         initialized_by_wrapping_they_equal_the_plain_ones of Unread,
-        #[ignore = "the feed-forward layer asks the stored weight for its shape, which under zero3 is the shard's"]
         read_before_wrapping_they_equal_the_plain_ones of Read,
     }
 }

@@ -30,7 +30,7 @@ impl ModuleMapper for Cast {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|tensor| {
             let required = tensor.is_require_grad();
-            tensor.detach().cast(self.0).set_require_grad(required)
+            Tensor::from_inner(tensor.inner().cast(self.0)).set_require_grad(required)
         })
     }
 }

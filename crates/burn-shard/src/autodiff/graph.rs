@@ -147,7 +147,9 @@ impl OpenPass {
             pass: id,
             _token: token,
         };
-        let leaf = Tensor::<1>::zeros([1], device).require_grad();
+        // Where nothing is trained no gradient is waited for, and backward ends without us.
+        let trains = handle.instance.is_trainable();
+        let leaf = Tensor::<1>::zeros([1], device).set_require_grad(trains);
         let begin = Dispatch::begin_pass(leaf.into_dispatch(), pass);
         Self {
             id,

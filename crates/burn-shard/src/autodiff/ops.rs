@@ -221,7 +221,8 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
                 .parents([&shard, &begin])
         } else {
             let source = Source::Frozen(shard.primitive().clone());
-            prep.retro_forward(regather(source)).parents([&begin])
+            let parents = begin.is_tracked().then_some(&begin);
+            prep.retro_forward(regather(source)).parents(parents)
         };
         match prep.stateful() {
             OpsKind::Tracked(prep) => prep.finish(state, full),

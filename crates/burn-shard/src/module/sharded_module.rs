@@ -277,9 +277,10 @@ impl<M: Module> ShardedModule<M> {
 
     fn refuse_quantization(&self) -> ! {
         panic!(
-            "rank {}: the parameters of a sharded module are not quantized: ranks store and average floats \
-             (quantize `unsharded()`)",
+            "rank {}: `{}` and the other parameters of a sharded module are not quantized: ranks store and \
+             average floats (quantize `unsharded()`)",
             self.engine().rank(),
+            self.params()[0].path,
         )
     }
 
@@ -425,6 +426,13 @@ impl<M: ModuleDisplay + Module> ModuleDisplay for ShardedModule<M> {
 
     fn custom_content(&self, content: Content) -> Option<Content> {
         with_full_shapes(self.engine(), self.inner.clone()).custom_content(content)
+    }
+}
+
+impl<M: ModuleDisplay + Module> fmt::Display for ShardedModule<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let full = with_full_shapes(self.engine(), self.inner.clone());
+        f.write_str(&full.format(DisplaySettings::default()))
     }
 }
 

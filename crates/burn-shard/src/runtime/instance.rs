@@ -33,6 +33,11 @@ impl Instance {
         self.leaves.lock()[index] = leaf;
     }
 
+    /// Whether any parameter requires a gradient.
+    pub(crate) fn is_trainable(&self) -> bool {
+        self.leaves.lock().iter().any(Option::is_some)
+    }
+
     pub(crate) fn leaves(&self) -> Vec<Option<NodeId>> {
         self.leaves.lock().clone()
     }

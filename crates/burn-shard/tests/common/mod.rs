@@ -194,6 +194,9 @@ pub fn gathered_gradients<M: Module>(model: &ShardedModule<M>, grads: &Gradients
     }
     let gather = |(path, own): (String, Vec<u32>)| {
         let spec = model.params().iter().find(|spec| spec.path == path);
+        // The shard keeps the first axis, so there may be a few elements more.
+        let shard = spec.unwrap().numel().div_ceil(model.group().world_size());
+        let own = if is_whole(model, &path) { &own } else { &own[..shard] };
         let bytes: Vec<u8> = own.iter().flat_map(|bits| bits.to_le_bytes()).collect();
         let all = model.group().all_gather_bytes(&bytes).unwrap().concat();
         let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());

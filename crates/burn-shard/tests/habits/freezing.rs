@@ -106,7 +106,6 @@ fn gradients_switched_off_and_on_by_group_equal_the_plain_module() {
 
 /// Burn refuses such a backward, for the loss depends on nothing that is tracked.
 #[test]
-#[ignore = "under zero3 the backward runs, and finds nothing"]
 fn with_all_of_it_frozen_backward_is_refused_as_burn_does_and_it_trains_on_when_thawed() {
     for_all(|group, strategy| {
         let mut pair = Pair::new(Net::new(&device()), small_groups(strategy), group);
@@ -130,7 +129,6 @@ fn with_all_of_it_frozen_backward_is_refused_as_burn_does_and_it_trains_on_when_
 }
 
 #[test]
-#[ignore = "the error names labels of collectives, not the frozen layer"]
 fn a_layer_frozen_on_one_rank_only_is_named_on_all_ranks() {
     for strategy in ShardingStrategy::ALL {
         for frozen in [0, 1] {
@@ -157,7 +155,6 @@ fn a_layer_frozen_on_one_rank_only_is_named_on_all_ranks() {
 }
 
 #[test]
-#[ignore = "it is wrapped without a word"]
 fn a_module_in_which_nothing_is_trainable_is_refused() {
     for strategy in ShardingStrategy::ALL {
         for read in ["read", "unread"] {
@@ -178,7 +175,6 @@ fn a_module_in_which_nothing_is_trainable_is_refused() {
 
 /// `to_device` of Burn makes parameters that are no leaves, and get no gradient.
 #[test]
-#[ignore = "it is wrapped without a word"]
 fn a_module_that_to_device_has_made_untrainable_is_refused_with_the_way_out() {
     for strategy in ShardingStrategy::ALL {
         for wrapped in spawn(1, |group| {
@@ -194,7 +190,6 @@ fn a_module_that_to_device_has_made_untrainable_is_refused_with_the_way_out() {
 }
 
 #[test]
-#[ignore = "the error advises to_device"]
 fn the_advice_of_the_error_about_several_devices_can_be_trained() {
     let error = Error::SeveralDevices { rank: 0, count: 2 };
     assert_says(&error.to_string(), &["fork"]);

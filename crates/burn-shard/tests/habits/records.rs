@@ -29,7 +29,6 @@ fn path(what: &str, pair: &Pair<Net>) -> std::path::PathBuf {
 }
 
 #[test]
-#[ignore = "under zero3 the file holds shards"]
 fn a_wrapped_module_that_is_saved_to_a_file_is_whole_in_it_or_refused_with_the_way_out() {
     for_all(|group, strategy| {
         let pair = trained(strategy, group);
@@ -58,7 +57,6 @@ fn a_wrapped_module_that_is_saved_to_a_file_is_whole_in_it_or_refused_with_the_w
 }
 
 #[test]
-#[ignore = "under zero3 the record holds shards"]
 fn a_record_of_a_wrapped_module_is_whole_or_refused_with_the_way_out() {
     for_all(|group, strategy| {
         let pair = trained(strategy, group);
@@ -75,7 +73,6 @@ fn a_record_of_a_wrapped_module_is_whole_or_refused_with_the_way_out() {
 
 /// A record that fits in part: what is loaded of it, all or nothing, and the module trains on as before.
 #[test]
-#[ignore = "under zero3 biases are loaded and weights are not"]
 fn a_record_of_a_plain_module_is_loaded_as_a_whole_or_refused_and_changes_nothing() {
     for validated in [true, false] {
         for_all(|group, strategy| {
@@ -136,7 +133,6 @@ fn a_column_major_layer_is_saved_and_loaded_as_the_plain_one() {
 }
 
 #[test]
-#[ignore = "under zero3 shapes of shards are shown"]
 fn a_wrapped_module_is_displayed_with_full_shapes_and_counts() {
     for_all(|group, strategy| {
         let pair = trained(strategy, group);
@@ -172,7 +168,6 @@ fn quantizer() -> burn::module::Quantizer {
 }
 
 #[test]
-#[ignore = "it is done without a word"]
 fn quantizing_a_wrapped_module_is_refused_by_name_and_leaves_it_as_it_was() {
     for strategy in ShardingStrategy::ALL {
         spawn(2, |group| {
