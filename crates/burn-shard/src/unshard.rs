@@ -147,11 +147,13 @@ fn all_gather(
         .map(|param| context.fresh(MemoryKind::Unsharded, param.size_bytes()))
         .collect();
     let whole = params.clone().map(|param| vec![(0, param.numel())]);
+    let numels: Vec<usize> = params.clone().map(crate::ParamSpec::numel).collect();
     let mut output = context.output(dtype, buffers.iter_mut().zip(whole).collect())?;
     context
         .group
         .communicator()
-        .all_gather(input, &mut *output)
+        .all_gather(input, &numels)
+        .and_then(|work| work.finish(&mut *output))
         .map_err(|source| {
             let path = context.plan.params[members[0]].path.clone();
             Error::Gather {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, Bytes, Int, Tensor, TensorData};
-use burn_shard_comm::{DType, Segments};
+use burn_shard_comm::{DType, SegmentLayout, Segments};
 
 use crate::Error;
 use crate::attach::{Path, attach, inspect, note_leaves};
@@ -144,28 +144,31 @@ struct Distribute<'a> {
 impl Distribute<'_> {
     /// Rank 0's value of `tensor`, on every rank.
     fn broadcast(&mut self, mut tensor: HostTensor) -> HostTensor {
+        let numel = tensor.numel();
+        let layout = SegmentLayout {
+            dtype: tensor.dtype(),
+            numels: vec![numel],
+        };
+        let communicator = self.engine.group.communicator();
         let result = if self.engine.rank() == 0 {
-            let numel = tensor.numel();
             let tensors = vec![(numel, Some(tensor.clone()))];
             let input: Arc<dyn Segments> = Arc::new(TensorSegments {
                 dtype: tensor.dtype(),
                 tensors,
                 label: 0,
             });
-            self.engine
-                .group
-                .communicator()
-                .broadcast(Some(input), None, 0)
+            communicator
+                .broadcast(Some(input), layout, 0)
+                .and_then(|mut work| work.wait())
         } else {
             let dtype = tensor.dtype();
             let mut output = PiecesMut {
                 dtype,
                 pieces: vec![tensor.as_bytes_mut()],
             };
-            self.engine
-                .group
-                .communicator()
-                .broadcast(None, Some(&mut output), 0)
+            communicator
+                .broadcast(None, layout, 0)
+                .and_then(|work| work.finish(&mut output))
         };
         if let Err(error) = result {
             self.error.get_or_insert(error.into());

@@ -26,7 +26,7 @@ use burn_shard::{
     CommError, Communicator, Local, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule,
     ShardingStrategy, Traffic,
 };
-use burn_shard_comm::{Call, Segments, SegmentsMut, Work};
+use burn_shard_comm::{Call, SegmentLayout, Segments, Work};
 
 /// What happened on one rank, in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -138,11 +138,11 @@ impl Communicator for Logging {
     fn all_gather(
         &self,
         input: Arc<dyn Segments>,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<(), CommError> {
-        let numel = (0..output.count()).map(|i| output.numel(i)).sum();
+        numels: &[usize],
+    ) -> Result<Box<dyn Work>, CommError> {
+        let numel = numels.iter().sum();
         self.log.push(Event::Gather { numel });
-        self.inner.all_gather(input, output)
+        self.inner.all_gather(input, numels)
     }
     fn reduce_scatter(
         &self,
@@ -163,10 +163,10 @@ impl Communicator for Logging {
     fn broadcast(
         &self,
         input: Option<Arc<dyn Segments>>,
-        output: Option<&mut dyn SegmentsMut>,
+        layout: SegmentLayout,
         root: usize,
-    ) -> Result<(), CommError> {
-        self.inner.broadcast(input, output, root)
+    ) -> Result<Box<dyn Work>, CommError> {
+        self.inner.broadcast(input, layout, root)
     }
     fn barrier(&self) -> Result<(), CommError> {
         self.inner.barrier()

@@ -113,10 +113,14 @@ fn gather(
         }
         Fresh::Host(full)
     };
-    let parts = vec![(&mut full, step.gathered_to(stepped))];
+    let ranges = step.gathered_to(stepped);
+    let numels: Vec<usize> = ranges.iter().map(|&(_, numel)| numel).collect();
+    let parts = vec![(&mut full, ranges)];
     let mut output = engine.output(group.dtype, parts)?;
     let communicator = engine.group.communicator();
-    communicator.all_gather(input.segments(), &mut *output)?;
+    communicator
+        .all_gather(input.segments(), &numels)?
+        .finish(&mut *output)?;
     drop(output);
     if let Flat::Device(placed) = engine.place(MemoryKind::Parameters, full) {
         *flat = placed;

@@ -67,10 +67,13 @@ pub(super) fn run(
             shards.bytes_mut()[to..to + len].copy_from_slice(&bytes[from..from + len]);
         }
         let input = step.gathered_from(&Flat::Host(shards.freeze()), stepped)?;
-        let ranges = step.gathered_to(stepped).into_iter();
-        let mut output = pieces_mut(bytes, group.dtype, ranges);
+        let ranges = step.gathered_to(stepped);
+        let numels: Vec<usize> = ranges.iter().map(|&(_, numel)| numel).collect();
+        let mut output = pieces_mut(bytes, group.dtype, ranges.into_iter());
         let communicator = engine.group.communicator();
-        communicator.all_gather(input.segments(), &mut output)?;
+        communicator
+            .all_gather(input.segments(), &numels)?
+            .finish(&mut output)?;
     }
     Ok(())
 }
