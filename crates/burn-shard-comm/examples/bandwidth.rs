@@ -16,7 +16,7 @@ use std::{
 };
 
 use burn_shard_comm::{
-    Element, Error, OwnedSegments, Pairwise, ProcessGroup, ReduceOp, SegmentsMut, SlicesMut,
+    Element, Error, OwnedSegments, Pairwise, ProcessGroup, ReduceOp, SegmentLayout, SlicesMut,
     conformance::MemoryTransport, shard_numel,
 };
 
@@ -66,7 +66,9 @@ fn measure<T: Element>(
     rows.push((
         "all_gather".to_owned(),
         median(group, || {
-            communicator.all_gather(shard.clone(), &mut full_out)
+            communicator
+                .all_gather(shard.clone(), &[numel])?
+                .finish(&mut full_out)
         })?,
     ));
     for op in [ReduceOp::Sum, ReduceOp::Mean] {
@@ -91,11 +93,13 @@ fn measure<T: Element>(
         "broadcast".to_owned(),
         median(group, || {
             let mut output = SlicesMut(vec![&mut full_out.0[0][..]]);
-            let output: &mut dyn SegmentsMut = &mut output;
+            let layout = SegmentLayout::of(&*full);
             if group.rank() == 0 {
-                communicator.broadcast(Some(full.clone()), None, 0)
+                communicator
+                    .broadcast(Some(full.clone()), layout, 0)?
+                    .wait()
             } else {
-                communicator.broadcast(None, Some(output), 0)
+                communicator.broadcast(None, layout, 0)?.finish(&mut output)
             }
         })?,
     ));

@@ -6,12 +6,12 @@ use crate::{
     communicator::{Collective, ReduceOp, shard_numel},
     dtype::DType,
     error::Error,
-    segments::{Segments, SegmentsMut},
+    segments::{SegmentLayout, Segments, SegmentsMut},
 };
 
-/// The header of a collective: has to be equal on all ranks.
+/// The header of a collective: has to be equal on all ranks, but for its description.
 #[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Call {
     /// Which collective.
     pub collective: Collective,
@@ -25,7 +25,18 @@ pub struct Call {
     pub numels: Vec<usize>,
     /// What the caller says the elements are, see [`Segments::label`]; 0 for a broadcast.
     pub label: u64,
+    /// The same for people, see [`Segments::describe`]: empty until an error needs it, and not compared.
+    pub description: String,
 }
+
+impl PartialEq for Call {
+    fn eq(&self, other: &Self) -> bool {
+        let compared = |call: &Self| (call.collective, call.dtype, call.op, call.root, call.label);
+        compared(self) == compared(other) && self.numels == other.numels
+    }
+}
+
+impl Eq for Call {}
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -47,7 +58,9 @@ impl fmt::Display for Call {
                 let total: usize = self.numels.iter().sum();
                 write!(f, "... ({} segments, {total} elements)", self.numels.len())?;
             }
-            if self.label != 0 {
+            if !self.description.is_empty() {
+                write!(f, " of {}", self.description)?;
+            } else if self.label != 0 {
                 write!(f, " label {}", self.label)?;
             }
         }
@@ -56,6 +69,18 @@ impl fmt::Display for Call {
 }
 
 impl Call {
+    /// With what `input` says its elements are, for an error.
+    #[must_use]
+    pub fn described(&self, input: Option<&dyn Segments>) -> Self {
+        let mut call = self.clone();
+        if let Some(input) = input
+            && call.description.is_empty()
+        {
+            call.description = input.describe();
+        }
+        call
+    }
+
     /// See the table at [`Traffic`](crate::Traffic).
     pub(crate) fn received_bytes(&self, rank: usize, world_size: usize) -> usize {
         let Some(dtype) = self.dtype else { return 0 };
@@ -125,29 +150,22 @@ impl Caller {
     /// # Errors
     ///
     /// Refuses as [`Communicator::all_gather`](crate::Communicator::all_gather).
-    pub fn all_gather(
-        self,
-        input: &dyn Segments,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<Call, Error> {
+    pub fn all_gather(self, input: &dyn Segments, numels: &[usize]) -> Result<Call, Error> {
         let collective = Collective::AllGather;
         self.present(collective, input)?;
         self.input_bytes(collective, input, false)?;
-        self.same_list(collective, input.dtype(), input.count(), output)?;
-        for segment in 0..input.count() {
-            let (input_numel, output_numel) = (input.numel(segment), output.numel(segment));
-            if shard_numel(output_numel, self.world_size) != input_numel {
-                return Err(self.numel_differs(collective, segment, input_numel, output_numel));
+        self.same_count(collective, input.count(), numels.len())?;
+        for (segment, &numel) in numels.iter().enumerate() {
+            if shard_numel(numel, self.world_size) != input.numel(segment) {
+                return Err(self.numel_differs(collective, segment, input.numel(segment), numel));
             }
         }
-        self.output_bytes(collective, output, false)?;
         Ok(Call {
             collective,
             dtype: Some(input.dtype()),
-            op: None,
-            root: None,
-            numels: (0..output.count()).map(|i| output.numel(i)).collect(),
+            numels: numels.to_vec(),
             label: input.label(),
+            ..Self::barrier()
         })
     }
 
@@ -162,7 +180,7 @@ impl Caller {
         input: &dyn Segments,
         op: ReduceOp,
     ) -> Result<Call, Error> {
-        let dtype = input.dtype();
+        let SegmentLayout { dtype, numels } = SegmentLayout::of(input);
         if op == ReduceOp::Mean && !dtype.is_float() {
             return Err(Error::MeanOfIntegers {
                 rank: self.rank,
@@ -175,33 +193,10 @@ impl Caller {
             collective,
             dtype: Some(dtype),
             op: Some(op),
-            root: None,
-            numels: (0..input.count()).map(|i| input.numel(i)).collect(),
+            numels,
             label: input.label(),
+            ..Self::barrier()
         })
-    }
-
-    /// Refuses an output that does not fit a reduction that was started as `call`.
-    ///
-    /// # Errors
-    ///
-    /// Refuses as [`Work::finish`](crate::Work::finish).
-    pub fn reduction_output(self, call: &Call, output: &mut dyn SegmentsMut) -> Result<(), Error> {
-        let collective = call.collective;
-        let dtype = call.dtype.unwrap_or(output.dtype());
-        self.same_list(collective, dtype, call.numels.len(), output)?;
-        for (segment, &numel) in call.numels.iter().enumerate() {
-            let expected = if collective == Collective::ReduceScatter {
-                shard_numel(numel, self.world_size)
-            } else {
-                numel
-            };
-            if output.numel(segment) != expected {
-                let found = output.numel(segment);
-                return Err(self.numel_differs(collective, segment, numel, found));
-            }
-        }
-        self.output_bytes(collective, output, true)
     }
 
     /// The header of a broadcast.
@@ -212,7 +207,7 @@ impl Caller {
     pub fn broadcast(
         self,
         input: Option<&dyn Segments>,
-        output: Option<&mut (dyn SegmentsMut + '_)>,
+        layout: SegmentLayout,
         root: usize,
     ) -> Result<Call, Error> {
         let collective = Collective::Broadcast;
@@ -226,42 +221,60 @@ impl Caller {
                 world_size,
             });
         }
-        let (dtype, numels) = match (input, output) {
-            (Some(_), _) if rank != root => return Err(Error::InputOutsideRoot { rank, root }),
-            (None, _) if rank == root => return Err(Error::RootWithoutInput { rank }),
-            (None, None) => return Err(Error::ReceiverWithoutOutput { rank, root }),
-            (None, Some(output)) => {
-                self.output_bytes(collective, output, false)?;
-                (
-                    output.dtype(),
-                    (0..output.count()).map(|i| output.numel(i)).collect(),
-                )
-            }
-            (Some(input), output) => {
+        let SegmentLayout { dtype, numels } = layout;
+        match input {
+            Some(_) if rank != root => return Err(Error::InputOutsideRoot { rank, root }),
+            None if rank == root => return Err(Error::RootWithoutInput { rank }),
+            None => {}
+            Some(input) => {
                 self.present(collective, input)?;
                 self.input_bytes(collective, input, false)?;
-                let numels: Vec<usize> = (0..input.count()).map(|i| input.numel(i)).collect();
-                if let Some(output) = output {
-                    self.same_list(collective, input.dtype(), input.count(), output)?;
-                    for (segment, &numel) in numels.iter().enumerate() {
-                        if output.numel(segment) != numel {
-                            let found = output.numel(segment);
-                            return Err(self.numel_differs(collective, segment, numel, found));
-                        }
+                self.same_dtype(collective, input.dtype(), dtype)?;
+                self.same_count(collective, input.count(), numels.len())?;
+                for (segment, &numel) in numels.iter().enumerate() {
+                    if input.numel(segment) != numel {
+                        let own = input.numel(segment);
+                        return Err(self.numel_differs(collective, segment, own, numel));
                     }
-                    self.output_bytes(collective, output, false)?;
                 }
-                (input.dtype(), numels)
             }
-        };
+        }
         Ok(Call {
             collective,
             dtype: Some(dtype),
-            op: None,
             root: Some(root),
             numels,
-            label: 0,
+            ..Self::barrier()
         })
+    }
+
+    /// Refuses an output that does not fit a collective that was started as `call`.
+    ///
+    /// # Errors
+    ///
+    /// Refuses as [`Work::finish`](crate::Work::finish).
+    pub fn output(self, call: &Call, output: &mut dyn SegmentsMut) -> Result<(), Error> {
+        let collective = call.collective;
+        self.same_dtype(
+            collective,
+            call.dtype.unwrap_or(output.dtype()),
+            output.dtype(),
+        )?;
+        self.same_count(collective, call.numels.len(), output.count())?;
+        for (segment, &numel) in call.numels.iter().enumerate() {
+            let (own, expected) = match collective {
+                Collective::ReduceScatter => (numel, shard_numel(numel, self.world_size)),
+                Collective::AllGather => (shard_numel(numel, self.world_size), numel),
+                Collective::AllReduce | Collective::Broadcast | Collective::Barrier => {
+                    (numel, numel)
+                }
+            };
+            let found = output.numel(segment);
+            if found != expected {
+                return Err(self.numel_differs(collective, segment, own, found));
+            }
+        }
+        self.output_bytes(collective, output, call.op.is_some())
     }
 
     /// The header of a barrier.
@@ -274,6 +287,7 @@ impl Caller {
             root: None,
             numels: Vec::new(),
             label: 0,
+            description: String::new(),
         }
     }
 
@@ -291,33 +305,30 @@ impl Caller {
         })
     }
 
-    fn same_list(
-        self,
-        collective: Collective,
-        dtype: DType,
-        count: usize,
-        output: &dyn SegmentsMut,
-    ) -> Result<(), Error> {
+    fn same_dtype(self, collective: Collective, input: DType, output: DType) -> Result<(), Error> {
         let rank = self.rank;
-        if output.dtype() != dtype {
-            let output = output.dtype();
-            return Err(Error::DTypeDiffers {
-                rank,
-                collective,
-                input: dtype,
-                output,
-            });
+        if output == input {
+            return Ok(());
         }
-        if output.count() != count {
-            let output = output.count();
-            return Err(Error::SegmentCountDiffers {
-                rank,
-                collective,
-                input: count,
-                output,
-            });
+        Err(Error::DTypeDiffers {
+            rank,
+            collective,
+            input,
+            output,
+        })
+    }
+
+    fn same_count(self, collective: Collective, input: usize, output: usize) -> Result<(), Error> {
+        let rank = self.rank;
+        if output == input {
+            return Ok(());
         }
-        Ok(())
+        Err(Error::SegmentCountDiffers {
+            rank,
+            collective,
+            input,
+            output,
+        })
     }
 
     const fn numel_differs(

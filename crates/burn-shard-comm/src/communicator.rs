@@ -1,14 +1,14 @@
 //! The seam between sharding and transport: what a backend has to provide.
 //!
 //! Nothing here moves a byte. The reference implementation is `local.rs`; the suite that every
-//! implementation has to pass is `conformance.rs`.
+//! implementation has to pass is `conformance`.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     call::Call,
     error::Error,
-    segments::{Segments, SegmentsMut},
+    segments::{SegmentLayout, Segments, SegmentsMut},
     traffic::Traffic,
 };
 
@@ -147,30 +147,34 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Sets how long later calls of this rank wait for the others.
     fn set_deadline(&self, deadline: Duration);
 
-    /// Every rank ends with the concatenation of all ranks' inputs.
+    /// Starts a collective of which every rank ends with the concatenation of all ranks' inputs.
     ///
-    /// `output[i]` is `input[i]` of rank 0, then of rank 1, ..., cut after `n_i` elements.
+    /// `numels[i]` is `n_i`, the number of elements of the unsharded segment `i`. After
+    /// [`Work::finish`], `output[i]` is `input[i]` of rank 0, then of rank 1, ..., cut after `n_i`
+    /// elements.
     ///
     /// # Shapes
     ///
     /// | buffer | elements | dtype |
     /// |---|---|---|
     /// | `input[i]` | `shard_numel(n_i, world_size)`, none absent | any |
-    /// | `output[i]` | `n_i` | that of `input` |
+    /// | `output[i]` of `finish` | `n_i` | that of `input` |
     ///
     /// # Memory
     ///
-    /// Nothing beyond the buffers. The input is held until the slowest rank has copied it.
+    /// The input is held until the slowest rank has finished or dropped its [`Work`]. A backend may hold
+    /// the result until then as well; one that is finished before it has begun to exchange anything is
+    /// received straight into the output.
     ///
     /// # Errors
     ///
-    /// Refuses an absent segment and buffers whose element types or lengths do not fit. Fails as
-    /// described at [`Communicator`].
+    /// Refuses an absent segment and an input whose lengths do not fit `numels`. Returns
+    /// [`Error::Poisoned`] in a poisoned group. Everything else is reported by the [`Work`].
     fn all_gather(
         &self,
         input: Arc<dyn Segments>,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<(), Error>;
+        numels: &[usize],
+    ) -> Result<Box<dyn Work>, Error>;
 
     /// Starts a reduction of which every rank ends with its own shard.
     ///
@@ -219,22 +223,26 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// As [`Communicator::reduce_scatter`].
     fn all_reduce(&self, input: Arc<dyn Segments>, op: ReduceOp) -> Result<Box<dyn Work>, Error>;
 
-    /// Every rank ends with the input of rank `root`.
+    /// Starts a collective of which every rank ends with the input of rank `root`.
     ///
-    /// The root passes `Some(input)` and may pass an output too; all others pass no input and
-    /// `Some(output)`.
+    /// The root passes `Some(input)`, all others `None`. All pass the `layout` of that input, which is
+    /// that of the output of [`Work::finish`]. The root may finish too, or drop its [`Work`].
+    ///
+    /// # Memory
+    ///
+    /// As [`Communicator::all_gather`].
     ///
     /// # Errors
     ///
     /// Refuses a root out of range, an input that is missing on the root or present elsewhere, an
-    /// output missing elsewhere, an absent segment, and on the root an output that does not fit. Fails as
-    /// described at [`Communicator`].
+    /// absent segment, and on the root a `layout` that is not that of the input. Returns
+    /// [`Error::Poisoned`] in a poisoned group. Everything else is reported by the [`Work`].
     fn broadcast(
         &self,
         input: Option<Arc<dyn Segments>>,
-        output: Option<&mut dyn SegmentsMut>,
+        layout: SegmentLayout,
         root: usize,
-    ) -> Result<(), Error>;
+    ) -> Result<Box<dyn Work>, Error>;
 
     /// Returns once every rank has called it.
     ///

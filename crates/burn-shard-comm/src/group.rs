@@ -6,7 +6,7 @@ use crate::{
     communicator::{Communicator, ReduceOp},
     dtype::Element,
     error::Error,
-    segments::{OwnedSegments, SegmentsMut, SlicesMut},
+    segments::{OwnedSegments, SegmentLayout, Segments, SlicesMut},
     spawn::Local,
     traffic::Traffic,
 };
@@ -102,7 +102,8 @@ impl ProcessGroup {
     /// See [`Communicator::all_gather`].
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
         self.communicator
-            .all_gather(owned(input), &mut SlicesMut(vec![output]))
+            .all_gather(owned(input), &[output.len()])?
+            .finish(&mut SlicesMut(vec![output]))
     }
 
     /// `output` on rank `r` ends as the `r`-th shard of the reduced inputs, padded with zeros.
@@ -141,11 +142,15 @@ impl ProcessGroup {
     /// See [`Communicator::broadcast`].
     pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<(), Error> {
         if self.rank() == root {
-            return self.communicator.broadcast(Some(owned(buffer)), None, root);
+            return self.send(owned(buffer), root);
         }
-        let mut output = SlicesMut(vec![buffer]);
-        let output: &mut dyn SegmentsMut = &mut output;
-        self.communicator.broadcast(None, Some(output), root)
+        let layout = SegmentLayout {
+            dtype: T::DTYPE,
+            numels: vec![buffer.len()],
+        };
+        self.communicator
+            .broadcast(None, layout, root)?
+            .finish(&mut SlicesMut(vec![buffer]))
     }
 
     /// Returns the bytes of rank `root`, of any length; those of other ranks are ignored.
@@ -160,8 +165,7 @@ impl ProcessGroup {
         self.broadcast(&mut length, root)?;
         if self.rank() == root {
             let input = Arc::new(OwnedSegments(vec![bytes]));
-            self.communicator
-                .broadcast(Some(Arc::clone(&input) as _), None, root)?;
+            self.send(Arc::clone(&input) as _, root)?;
             // The others may still read it.
             return Ok(Arc::try_unwrap(input)
                 .map_or_else(|shared| shared.0[0].clone(), |mut own| own.0.swap_remove(0)));
@@ -169,6 +173,14 @@ impl ProcessGroup {
         let mut received = vec![0u8; to_numel(length[0])];
         self.broadcast(&mut received, root)?;
         Ok(received)
+    }
+
+    /// Broadcasts `input` from this rank, the root, and waits until it is sent.
+    fn send(&self, input: Arc<dyn Segments>, root: usize) -> Result<(), Error> {
+        let layout = SegmentLayout::of(&*input);
+        self.communicator
+            .broadcast(Some(input), layout, root)?
+            .wait()
     }
 
     /// Returns the bytes of every rank in rank order, of any lengths.
@@ -186,7 +198,11 @@ impl ProcessGroup {
         padded.resize(longest, 0);
         let mut all = OwnedSegments(vec![vec![0u8; longest * self.world_size()]]);
         self.communicator
-            .all_gather(Arc::new(OwnedSegments(vec![padded])), &mut all)?;
+            .all_gather(
+                Arc::new(OwnedSegments(vec![padded])),
+                &[longest * self.world_size()],
+            )?
+            .finish(&mut all)?;
         let all = &all.0[0];
         Ok(lengths
             .iter()

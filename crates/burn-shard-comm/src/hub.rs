@@ -134,7 +134,10 @@ impl Hub {
             && announced != 0
             && announced != inputs.len();
         let outcome = if mixed || calls.iter().any(|call| *call != calls[0]) {
-            let calls: Arc<[Call]> = calls.into();
+            let described = calls.iter().zip(&inputs);
+            let calls: Arc<[Call]> = described
+                .map(|(call, input)| call.described(input.as_deref()))
+                .collect();
             // The rank of this copy, which later calls see as their cause, means nothing.
             let cause = Error::Mismatch {
                 rank: 0,

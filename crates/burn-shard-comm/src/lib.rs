@@ -102,7 +102,9 @@ pub use pairwise::Pairwise;
 pub use placement::{Placement, PlacementError, Rule};
 pub use recording::Recording;
 pub use rendezvous::{JobFault, Rendezvous, RendezvousError, Store};
-pub use segments::{MaybeSegment, OwnedSegments, Segments, SegmentsMut, SlicesMut, SparseSegments};
+pub use segments::{
+    MaybeSegment, OwnedSegments, SegmentLayout, Segments, SegmentsMut, SlicesMut, SparseSegments,
+};
 pub use spawn::Local;
 pub use tcp::TcpTransport;
 pub use traffic::{Count, Traffic};

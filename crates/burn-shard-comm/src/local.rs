@@ -14,7 +14,7 @@ use crate::{
     hub::{Hub, Input, Outcome, Slot, Waiter},
     parallel,
     reduce::reduce,
-    segments::{Segments, SegmentsMut},
+    segments::{SegmentLayout, Segments, SegmentsMut},
     traffic::Traffic,
 };
 
@@ -42,6 +42,11 @@ impl LocalCommunicator {
 
     fn caller(&self) -> Caller {
         Caller::host(self.rank, self.world_size())
+    }
+
+    fn start(&self, call: Call, input: Input) -> Result<Box<dyn Work>, Error> {
+        let posted = self.post(call, input)?;
+        Ok(Box::new(Started { posted }))
     }
 
     fn post(&self, call: Call, input: Input) -> Result<Posted, Error> {
@@ -91,21 +96,9 @@ impl Communicator for LocalCommunicator {
     fn all_gather(
         &self,
         input: Arc<dyn Segments>,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<(), Error> {
-        let call = self.caller().all_gather(&*input, output)?;
-        let posted = self.post(call, Some(input))?;
-        let inputs = posted.exchanged()?;
-        for segment in 0..output.count() {
-            let mut rest = output.bytes_mut(segment);
-            for input in inputs {
-                let source = bytes_of(input, segment).expect("all_gather inputs should be present");
-                let (part, later) = rest.split_at_mut(source.len().min(rest.len()));
-                parallel::copy(&source[..part.len()], part);
-                rest = later;
-            }
-        }
-        Ok(())
+        numels: &[usize],
+    ) -> Result<Box<dyn Work>, Error> {
+        self.start(self.caller().all_gather(&*input, numels)?, Some(input))
     }
 
     fn reduce_scatter(
@@ -113,44 +106,29 @@ impl Communicator for LocalCommunicator {
         input: Arc<dyn Segments>,
         op: ReduceOp,
     ) -> Result<Box<dyn Work>, Error> {
-        let call = self
-            .caller()
-            .reduction(Collective::ReduceScatter, &*input, op)?;
-        Ok(Box::new(ReduceScatter {
-            posted: self.post(call, Some(input))?,
-            op,
-        }))
+        let collective = Collective::ReduceScatter;
+        self.start(
+            self.caller().reduction(collective, &*input, op)?,
+            Some(input),
+        )
     }
 
     fn all_reduce(&self, input: Arc<dyn Segments>, op: ReduceOp) -> Result<Box<dyn Work>, Error> {
-        let call = self
-            .caller()
-            .reduction(Collective::AllReduce, &*input, op)?;
-        Ok(Box::new(AllReduce {
-            posted: self.post(call, Some(input))?,
-        }))
+        let collective = Collective::AllReduce;
+        self.start(
+            self.caller().reduction(collective, &*input, op)?,
+            Some(input),
+        )
     }
 
     fn broadcast(
         &self,
         input: Option<Arc<dyn Segments>>,
-        output: Option<&mut dyn SegmentsMut>,
+        layout: SegmentLayout,
         root: usize,
-    ) -> Result<(), Error> {
-        let mut output = output;
-        let call = self
-            .caller()
-            .broadcast(input.as_deref(), output.as_deref_mut(), root)?;
-        let posted = self.post(call, input)?;
-        let inputs = posted.exchanged()?;
-        if let Some(output) = output {
-            for segment in 0..output.count() {
-                let source =
-                    bytes_of(&inputs[root], segment).expect("a root's input should be present");
-                parallel::copy(source, output.bytes_mut(segment));
-            }
-        }
-        Ok(())
+    ) -> Result<Box<dyn Work>, Error> {
+        let call = self.caller().broadcast(input.as_deref(), layout, root)?;
+        self.start(call, input)
     }
 
     fn barrier(&self) -> Result<(), Error> {
@@ -204,13 +182,6 @@ impl Posted {
     fn outcome(&self) -> Result<&Outcome, Error> {
         self.hub.wait(&self.slot, self.waiter())
     }
-
-    fn exchanged(&self) -> Result<&[Input], Error> {
-        self.outcome().map(|outcome| match outcome {
-            Outcome::Exchanged(inputs) => inputs.as_slice(),
-            Outcome::Pieces(_) | Outcome::Mismatch(_) => &[],
-        })
-    }
 }
 
 struct Announcement {
@@ -231,60 +202,12 @@ impl Work for Announcement {
     }
 }
 
-struct ReduceScatter {
-    posted: Posted,
-    op: ReduceOp,
-}
-
-impl Work for ReduceScatter {
-    fn is_ready(&self) -> bool {
-        self.posted.hub.is_ready(&self.posted.slot)
-    }
-
-    fn wait(&mut self) -> Result<(), Error> {
-        self.posted.outcome().map(drop)
-    }
-
-    fn finish(self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
-        let Posted { caller, call, .. } = &self.posted;
-        let Caller {
-            rank, world_size, ..
-        } = *caller;
-        let inputs = self.posted.exchanged()?;
-        caller.reduction_output(call, output)?;
-        let dtype = output.dtype();
-        let size_bytes = dtype.size_bytes();
-        for (segment, &numel) in call.numels.iter().enumerate() {
-            let own = shard_range(numel, rank, world_size);
-            debug_assert!(own.len() <= shard_numel(numel, world_size));
-            let sources: Vec<Option<&[u8]>> = inputs
-                .iter()
-                .map(|input| {
-                    bytes_of(input, segment)
-                        .map(|bytes| &bytes[own.start * size_bytes..own.end * size_bytes])
-                })
-                .collect();
-            let (result, padding) = output
-                .bytes_mut(segment)
-                .split_at_mut(own.len() * size_bytes);
-            parallel::for_parts(result, |offset, part| {
-                let sources: Vec<Option<&[u8]>> = sources
-                    .iter()
-                    .map(|source| source.map(|bytes| &bytes[offset..offset + part.len()]))
-                    .collect();
-                reduce(dtype, self.op, &sources, part);
-            });
-            padding.fill(0);
-        }
-        Ok(())
-    }
-}
-
-struct AllReduce {
+/// A collective that moves something.
+struct Started {
     posted: Posted,
 }
 
-impl Work for AllReduce {
+impl Work for Started {
     fn is_ready(&self) -> bool {
         self.posted.hub.is_ready(&self.posted.slot)
     }
@@ -308,11 +231,70 @@ impl Work for AllReduce {
 
     fn finish(mut self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
         self.wait()?;
-        let posted = &self.posted;
-        posted.caller.reduction_output(&posted.call, output)?;
-        if let Outcome::Pieces(pieces) = posted.outcome()? {
-            pieces.copy_out(output);
+        let Posted { caller, call, .. } = &self.posted;
+        caller.output(call, output)?;
+        let inputs = match self.posted.outcome()? {
+            Outcome::Pieces(pieces) => {
+                pieces.copy_out(output);
+                return Ok(());
+            }
+            Outcome::Exchanged(inputs) => inputs.as_slice(),
+            Outcome::Mismatch(_) => &[],
+        };
+        match (call.collective, call.root) {
+            (Collective::AllGather, _) => gather(inputs, output),
+            (Collective::ReduceScatter, _) => reduce_scatter(*caller, call, inputs, output),
+            (Collective::Broadcast, Some(root)) => {
+                for segment in 0..output.count() {
+                    let source = bytes_of(&inputs[root], segment);
+                    let source = source.expect("a root's input should be present");
+                    parallel::copy(source, output.bytes_mut(segment));
+                }
+            }
+            (Collective::Broadcast | Collective::AllReduce | Collective::Barrier, _) => {}
         }
         Ok(())
+    }
+}
+
+fn gather(inputs: &[Input], output: &mut dyn SegmentsMut) {
+    for segment in 0..output.count() {
+        let mut rest = output.bytes_mut(segment);
+        for input in inputs {
+            let source = bytes_of(input, segment).expect("all_gather inputs should be present");
+            let (part, later) = rest.split_at_mut(source.len().min(rest.len()));
+            parallel::copy(&source[..part.len()], part);
+            rest = later;
+        }
+    }
+}
+
+fn reduce_scatter(caller: Caller, call: &Call, inputs: &[Input], output: &mut dyn SegmentsMut) {
+    let Caller {
+        rank, world_size, ..
+    } = caller;
+    let (dtype, op) = (output.dtype(), call.op.unwrap_or(ReduceOp::Sum));
+    let size_bytes = dtype.size_bytes();
+    for (segment, &numel) in call.numels.iter().enumerate() {
+        let own = shard_range(numel, rank, world_size);
+        debug_assert!(own.len() <= shard_numel(numel, world_size));
+        let sources: Vec<Option<&[u8]>> = inputs
+            .iter()
+            .map(|input| {
+                bytes_of(input, segment)
+                    .map(|bytes| &bytes[own.start * size_bytes..own.end * size_bytes])
+            })
+            .collect();
+        let (result, padding) = output
+            .bytes_mut(segment)
+            .split_at_mut(own.len() * size_bytes);
+        parallel::for_parts(result, |offset, part| {
+            let sources: Vec<Option<&[u8]>> = sources
+                .iter()
+                .map(|source| source.map(|bytes| &bytes[offset..offset + part.len()]))
+                .collect();
+            reduce(dtype, op, &sources, part);
+        });
+        padding.fill(0);
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     call::{Call, Caller},
     communicator::{Collective, Communicator, ReduceOp, Work},
     error::Error,
-    segments::{Segments, SegmentsMut},
+    segments::{SegmentLayout, Segments, SegmentsMut},
     traffic::Traffic,
 };
 
@@ -159,10 +159,12 @@ impl Communicator for Recording {
     fn all_gather(
         &self,
         input: Arc<dyn Segments>,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<(), Error> {
-        self.note(self.caller().all_gather(&*input, output)?)?;
-        self.inner.all_gather(input, output)
+        numels: &[usize],
+    ) -> Result<Box<dyn Work>, Error> {
+        self.note(self.caller().all_gather(&*input, numels)?)?;
+        self.inner
+            .all_gather(input, numels)
+            .map(|work| self.delayed(work))
     }
 
     fn reduce_scatter(
@@ -192,15 +194,14 @@ impl Communicator for Recording {
     fn broadcast(
         &self,
         input: Option<Arc<dyn Segments>>,
-        output: Option<&mut dyn SegmentsMut>,
+        layout: SegmentLayout,
         root: usize,
-    ) -> Result<(), Error> {
-        let mut output = output;
-        self.note(
-            self.caller()
-                .broadcast(input.as_deref(), output.as_deref_mut(), root)?,
-        )?;
-        self.inner.broadcast(input, output, root)
+    ) -> Result<Box<dyn Work>, Error> {
+        let caller = self.caller();
+        self.note(caller.broadcast(input.as_deref(), layout.clone(), root)?)?;
+        self.inner
+            .broadcast(input, layout, root)
+            .map(|work| self.delayed(work))
     }
 
     fn barrier(&self) -> Result<(), Error> {

@@ -28,10 +28,36 @@ pub trait Segments: Send + Sync {
     fn label(&self) -> u64 {
         0
     }
+    /// What the elements are, for people: `gradients of encoder.0.weight (14 parameters), step 12`.
+    ///
+    /// Asked for only when ranks disagree, and then shown in place of the label; never compared.
+    fn describe(&self) -> String {
+        String::new()
+    }
     /// If the elements are in the memory of a device: where, in terms that only the communicator for
     /// such devices understands. `bytes` is not called then; communicators that reach no device refuse.
     fn device(&self) -> Option<&dyn Any> {
         None
+    }
+}
+
+/// Element type and lengths of a list of segments, without the segments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentLayout {
+    /// Element type of every segment.
+    pub dtype: DType,
+    /// Elements of each segment.
+    pub numels: Vec<usize>,
+}
+
+impl SegmentLayout {
+    /// The layout of `segments`.
+    #[must_use]
+    pub fn of(segments: &dyn Segments) -> Self {
+        Self {
+            dtype: segments.dtype(),
+            numels: (0..segments.count()).map(|i| segments.numel(i)).collect(),
+        }
     }
 }
 

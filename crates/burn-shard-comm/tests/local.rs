@@ -331,7 +331,9 @@ fn a_finished_collective_holds_no_input() {
             let mut output = OwnedSegments(vec![vec![0.0f32; 20]]);
             group
                 .communicator()
-                .all_gather(input.clone(), &mut output)
+                .all_gather(input.clone(), &[20])
+                .unwrap()
+                .finish(&mut output)
                 .unwrap();
             let scattered = Arc::new(OwnedSegments(vec![vec![1.0f32; 20]]));
             let work = group

@@ -9,8 +9,8 @@ use std::sync::{
 };
 
 use burn_shard_comm::{
-    Element, Fault, Limit, MaybeSegment, OwnedSegments, ProcessGroup, ReduceOp, Segments,
-    SegmentsMut, SparseSegments, Transport, conformance::MemoryTransport, shard_numel,
+    Element, Fault, Limit, MaybeSegment, OwnedSegments, ProcessGroup, ReduceOp, SegmentLayout,
+    Segments, SparseSegments, Transport, conformance::MemoryTransport, shard_numel,
 };
 use common::{LONG, Memory, over, spawn};
 use half::{bf16, f16};
@@ -89,9 +89,8 @@ impl Step {
         match self.kind {
             0 => {
                 let input = OwnedSegments(shards.iter().map(|&numel| vector(numel)).collect());
-                communicator
-                    .all_gather(Arc::new(input), &mut output)
-                    .unwrap();
+                let work = communicator.all_gather(Arc::new(input), &self.numels);
+                work.unwrap().finish(&mut output).unwrap();
             }
             1 | 2 => {
                 let segments = self.numels.iter().enumerate().map(|(index, &numel)| {
@@ -113,10 +112,8 @@ impl Step {
                 let input: OwnedSegments<T> =
                     OwnedSegments(lengths.iter().map(|&numel| vector(numel)).collect());
                 let input = (rank == self.root).then(|| Arc::new(input) as Arc<dyn Segments>);
-                let output: &mut dyn SegmentsMut = &mut output;
-                communicator
-                    .broadcast(input, Some(output), self.root)
-                    .unwrap();
+                let work = communicator.broadcast(input, SegmentLayout::of(&output), self.root);
+                work.unwrap().finish(&mut output).unwrap();
             }
         }
         (0..output.0.len())
@@ -269,10 +266,8 @@ fn many_small_segments_are_few_exchanges() {
             .unwrap();
         let shards = Arc::new(OwnedSegments(vec![vec![1.0f32; 50]; 300]));
         let mut output = OwnedSegments(vec![vec![0.0f32; 100]; 300]);
-        group
-            .communicator()
-            .all_gather(shards, &mut output)
-            .unwrap();
+        let work = group.communicator().all_gather(shards, &[100; 300]);
+        work.unwrap().finish(&mut output).unwrap();
     });
     for (_, exchanges) in counts {
         // Two for each header, then two and one.

@@ -117,7 +117,9 @@ fn ours(what: What, numel: usize) -> Result<f64, Box<dyn Error>> {
         match what {
             What::Exchange => {}
             What::AllGather | What::AllGatherInPlace => {
-                communicator.all_gather(Arc::clone(&shard) as _, &mut whole)?
+                communicator
+                    .all_gather(Arc::clone(&shard) as _, &[numel])?
+                    .finish(&mut whole)?;
             }
             What::ReduceScatter => communicator
                 .reduce_scatter(Arc::clone(&full) as _, ReduceOp::Sum)?

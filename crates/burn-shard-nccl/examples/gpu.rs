@@ -332,7 +332,8 @@ fn measure(
     for name in ["all_gather", "reduce_scatter", "all_reduce"] {
         let mut ours = || match name {
             "all_gather" => communicator
-                .all_gather(Arc::clone(&shard) as _, &mut to_full)
+                .all_gather(Arc::clone(&shard) as _, &[numel])
+                .and_then(|work| work.finish(&mut to_full))
                 .unwrap(),
             "reduce_scatter" => {
                 let work = communicator

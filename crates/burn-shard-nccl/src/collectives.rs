@@ -3,16 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use burn_shard_comm::{
-    Call, Caller, Collective, Communicator, DType, Error, ReduceOp, Segments, SegmentsMut, Traffic,
-    Work, shard_numel,
+    Call, Caller, Collective, Communicator, DType, Error, ReduceOp, SegmentLayout, Segments,
+    Traffic, Work, shard_numel,
 };
 
 use crate::{
     communicator::NcclCommunicator,
-    device::on_device,
-    group::{Kind, Span},
+    error::NcclError,
+    group::Kind,
     stage::{Launch, Op, Stage, Width},
-    work::Reduction,
+    work::Started,
 };
 
 impl Communicator for NcclCommunicator {
@@ -39,48 +39,27 @@ impl Communicator for NcclCommunicator {
     fn all_gather(
         &self,
         input: Arc<dyn Segments>,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<(), Error> {
-        let call = self.caller().all_gather(&*input, output)?;
+        numels: &[usize],
+    ) -> Result<Box<dyn Work>, Error> {
+        let call = self.caller().all_gather(&*input, numels)?;
         let world_size = self.link.world_size;
-        let from = self.checked_input(call.collective, &*input)?;
-        let to = self.link.checked_output(&call, output)?;
-        let shared = Arc::clone(&input);
-        let from = from.and(on_device(shared.device()));
+        let device = self.checked_input(call.collective, &*input)?;
         let size_bytes = input.dtype().size_bytes();
         let before = |stage: &mut Stage| {
             filled(&call)
                 .map(|(segment, numel)| {
                     let shard_bytes = shard_numel(numel, world_size) * size_bytes;
-                    let send = stage.input(&*shared, from, segment, shard_bytes, Width::Same)?;
-                    let address = to.and_then(|to| to.addresses()[segment]);
-                    let bytes = shard_bytes * world_size;
-                    let receive = match address {
-                        Some(address) if numel * size_bytes == bytes => Span { address, bytes },
-                        // Cut afterwards.
-                        _ => stage.space(bytes)?,
-                    };
-                    let op = Op::AllGather;
                     Ok(Launch {
                         segment,
-                        op,
-                        send,
-                        receive,
+                        op: Op::AllGather,
+                        send: stage.input(&*input, device, segment, shard_bytes, Width::Same)?,
+                        receive: stage.space(shard_bytes * world_size)?,
+                        result_bytes: numel * size_bytes,
                     })
                 })
                 .collect()
         };
-        let after = |stage: &mut Stage, launches: &[Launch]| {
-            launches.iter().try_for_each(|launch| {
-                let bytes = call.numels[launch.segment] * size_bytes;
-                match to.and_then(|to| to.addresses()[launch.segment]) {
-                    Some(address) => stage.copy_out(launch.receive, address, bytes),
-                    None => stage.receive(launch.receive, bytes),
-                }
-            })
-        };
-        let (in_flight, launches) = self.start(&call, Some(input), to, before, after)?;
-        self.deliver(in_flight, &launches, Some(output))
+        self.started(call.clone(), Some(Arc::clone(&input)), Width::Same, before)
     }
 
     fn reduce_scatter(
@@ -98,57 +77,37 @@ impl Communicator for NcclCommunicator {
     fn broadcast(
         &self,
         input: Option<Arc<dyn Segments>>,
-        output: Option<&mut dyn SegmentsMut>,
+        layout: SegmentLayout,
         root: usize,
-    ) -> Result<(), Error> {
-        let mut output = output;
-        let call = self
-            .caller()
-            .broadcast(input.as_deref(), output.as_deref_mut(), root)?;
+    ) -> Result<Box<dyn Work>, Error> {
+        let call = self.caller().broadcast(input.as_deref(), layout, root)?;
         let size_bytes = call.dtype.map_or(1, DType::size_bytes);
-        if let Some(input) = &input {
-            self.checked_input(call.collective, &**input)?;
-        }
-        let to = match output.as_deref() {
-            Some(output) => self.link.checked_output(&call, output)?,
+        let device = match &input {
+            Some(input) => self.checked_input(call.collective, &**input)?,
             None => None,
         };
-        let wanted = output.is_some();
-        let shared = input.clone();
-        let from = shared.as_ref().and_then(|input| on_device(input.device()));
         let before = |stage: &mut Stage| {
             filled(&call)
                 .map(|(segment, numel)| {
                     let bytes = numel * size_bytes;
-                    let address = to.and_then(|to| to.addresses()[segment]);
-                    let own = match &shared {
+                    let receive = stage.space(bytes)?;
+                    let send = match &input {
                         Some(input) => {
-                            Some(stage.input(&**input, from, segment, bytes, Width::Same)?)
+                            stage.input(&**input, device, segment, bytes, Width::Same)?
                         }
-                        None => None,
-                    };
-                    // On the root, without an output of its own, in place: nothing is written.
-                    let receive = match (address, own) {
-                        (Some(address), _) => Span { address, bytes },
-                        (None, Some(own)) => own,
-                        (None, None) => stage.space(bytes)?,
+                        None => receive,
                     };
                     Ok(Launch {
                         segment,
                         op: Op::Broadcast { root },
-                        send: own.unwrap_or(receive),
+                        send,
                         receive,
+                        result_bytes: receive.bytes,
                     })
                 })
                 .collect()
         };
-        let after = |stage: &mut Stage, launches: &[Launch]| {
-            let to_host = wanted && to.is_none();
-            let mut each = launches.iter().filter(|_| to_host);
-            each.try_for_each(|launch| stage.receive(launch.receive, launch.receive.bytes))
-        };
-        let (in_flight, launches) = self.start(&call, input.clone(), to, before, after)?;
-        self.deliver(in_flight, &launches, output)
+        self.started(call.clone(), input.clone(), Width::Same, before)
     }
 
     fn barrier(&self) -> Result<(), Error> {
@@ -186,8 +145,7 @@ impl NcclCommunicator {
         input: Arc<dyn Segments>,
         op: ReduceOp,
     ) -> Result<Box<dyn Work>, Error> {
-        let caller = self.caller();
-        let call = caller.reduction(collective, &*input, op)?;
+        let call = self.caller().reduction(collective, &*input, op)?;
         let world_size = self.link.world_size;
         let dtype = input.dtype();
         let device = self.checked_input(collective, &*input)?;
@@ -202,15 +160,13 @@ impl NcclCommunicator {
         } else {
             Op::AllReduce(kind)
         };
-        let shared = Arc::clone(&input);
-        let device = on_device(shared.device());
         let before = |stage: &mut Stage| {
             filled(&call)
                 .map(|(segment, numel)| {
                     let bytes = width.bytes(numel * dtype.size_bytes());
                     let shard = width.bytes(shard_numel(numel, world_size) * dtype.size_bytes());
                     let send_bytes = if scattered { shard * world_size } else { bytes };
-                    let send = stage.input(&*shared, device, segment, send_bytes, width)?;
+                    let send = stage.input(&*input, device, segment, send_bytes, width)?;
                     let receive = match (scattered, device) {
                         (true, _) => stage.space(shard)?,
                         (false, Some(_)) => stage.space(bytes)?,
@@ -221,20 +177,36 @@ impl NcclCommunicator {
                         op,
                         send,
                         receive,
+                        result_bytes: receive.bytes,
                     })
                 })
                 .collect()
         };
+        self.started(call.clone(), Some(Arc::clone(&input)), width, before)
+    }
+
+    fn started(
+        &self,
+        call: Call,
+        input: Option<Arc<dyn Segments>>,
+        width: Width,
+        before: impl FnOnce(&mut Stage) -> Result<Vec<Launch>, NcclError>,
+    ) -> Result<Box<dyn Work>, Error> {
         // Results of what came from the host go back at once: later they would queue behind other
         // collectives.
+        let from_host = input.as_ref().is_some_and(|input| input.device().is_none());
+        let to_host = from_host && call.collective != Collective::Broadcast;
         let after = |stage: &mut Stage, launches: &[Launch]| {
-            let to_host = device.is_none();
             let mut each = launches.iter().filter(|_| to_host);
-            each.try_for_each(|launch| stage.receive(launch.receive, launch.receive.bytes))
+            each.try_for_each(|launch| stage.receive(launch.receive, launch.result_bytes))
         };
-        let (in_flight, launches) = self.start(&call, Some(input), None, before, after)?;
-        Ok(Box::new(Reduction::new(
-            caller, call, width, in_flight, launches,
+        let (in_flight, launches) = self.start(&call, input, before, after)?;
+        Ok(Box::new(Started::new(
+            self.caller(),
+            call,
+            width,
+            in_flight,
+            launches,
         )))
     }
 }

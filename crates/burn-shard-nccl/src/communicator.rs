@@ -9,8 +9,7 @@ use std::{
 };
 
 use burn_shard_comm::{
-    Call, Caller, Collective, Communicator, DType, Error, ProcessGroup, Segments, SegmentsMut,
-    Traffic, Work,
+    Call, Caller, Collective, Communicator, DType, Error, ProcessGroup, Segments, Traffic, Work,
 };
 use parking_lot::Mutex;
 
@@ -22,7 +21,7 @@ use crate::{
     in_flight::{BACKEND, InFlight, Kept, Link, Name, watch},
     library::Nccl,
     memory::Memory,
-    stage::{Launch, Stage, Width},
+    stage::{Launch, Stage},
 };
 
 /// One rank of a group whose data travels through NCCL.
@@ -172,7 +171,6 @@ impl NcclCommunicator {
         &self,
         call: &Call,
         input: Option<Arc<dyn Segments>>,
-        output: Option<&DeviceSegments>,
         before: impl FnOnce(&mut Stage) -> Result<Vec<Launch>, NcclError>,
         after: impl FnOnce(&mut Stage, &[Launch]) -> Result<(), NcclError>,
     ) -> Result<(InFlight, Vec<Launch>), Error> {
@@ -180,13 +178,8 @@ impl NcclCommunicator {
         let (name, mut agreement) = self.begin(&mut next, call)?;
         let link = &self.link;
         let mut kept = Kept::new(&link.memory, input.clone());
-        let owners: Vec<&DeviceSegments> = input
-            .as_ref()
-            .and_then(|input| on_device(input.device()))
-            .into_iter()
-            .chain(output)
-            .collect();
-        for owner in &owners {
+        let owner = input.as_ref().and_then(|input| on_device(input.device()));
+        if let Some(owner) = owner {
             let before = owner.owner().before(&*link.memory);
             before.map_err(|error| name.error(link, &error))?;
         }
@@ -222,40 +215,12 @@ impl NcclCommunicator {
             }
         });
         // Even after a failure: some of it may be on the stream.
-        for owner in &owners {
+        if let Some(owner) = owner {
             let after = owner.owner().after(&*link.memory);
             after.map_err(|error| name.error(link, &error))?;
         }
         let launches = launched?;
         Ok((InFlight::new(link, &name, agreement, kept), launches))
-    }
-
-    /// The output of an `all_gather` or broadcast is written here, by the host or by the device.
-    pub(crate) fn deliver(
-        &self,
-        in_flight: InFlight,
-        launches: &[Launch],
-        output: Option<&mut dyn SegmentsMut>,
-    ) -> Result<(), Error> {
-        let on_device = match &output {
-            Some(output) => output.device().is_some(),
-            None => in_flight
-                .kept
-                .input()
-                .is_some_and(|input| input.device().is_some()),
-        };
-        if on_device {
-            in_flight.watch();
-            return Ok(());
-        }
-        let mut in_flight = in_flight;
-        in_flight.complete()?;
-        if let Some(output) = output {
-            for (launch, received) in launches.iter().zip(&in_flight.kept.stage.received) {
-                Width::Same.narrow(received, output.bytes_mut(launch.segment));
-            }
-        }
-        Ok(())
     }
 
     pub(crate) fn unsupported(&self, collective: Collective, dtype: DType) -> Error {

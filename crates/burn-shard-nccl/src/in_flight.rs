@@ -269,7 +269,7 @@ impl InFlight {
         let mut each = launches.iter();
         let stage = &mut kept.stage;
         let received =
-            each.try_for_each(|launch| stage.receive(launch.receive, launch.receive.bytes));
+            each.try_for_each(|launch| stage.receive(launch.receive, launch.result_bytes));
         let recorded = received.and_then(|()| self.kept.record());
         recorded.map_err(|error| self.name().error(&self.link, &error))?;
         self.outcome = None;
@@ -316,10 +316,6 @@ impl Kept {
     pub(crate) fn record(&mut self) -> Result<(), NcclError> {
         self.event = Some(self.memory.record()?);
         Ok(())
-    }
-
-    pub(crate) fn input(&self) -> Option<&Arc<dyn Segments>> {
-        self.input.as_ref()
     }
 
     fn is_over(&self) -> Result<bool, NcclError> {

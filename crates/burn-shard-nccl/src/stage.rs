@@ -29,6 +29,8 @@ pub(crate) struct Launch {
     pub(crate) op: Op,
     pub(crate) send: Span,
     pub(crate) receive: Span,
+    /// Bytes of `receive` that are the result.
+    pub(crate) result_bytes: usize,
 }
 
 impl Launch {

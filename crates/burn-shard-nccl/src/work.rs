@@ -1,4 +1,4 @@
-//! Reductions that were started, and the checks of segments in a device's memory.
+//! Collectives that were started, and the checks of segments in a device's memory.
 
 use std::{any::Any, sync::Arc};
 
@@ -10,8 +10,8 @@ use crate::{
     stage::{Launch, Width},
 };
 
-/// An unfinished `reduce_scatter` or `all_reduce`.
-pub(crate) struct Reduction {
+/// An unfinished collective.
+pub(crate) struct Started {
     caller: Caller,
     call: Call,
     width: Width,
@@ -20,7 +20,7 @@ pub(crate) struct Reduction {
     in_flight: Option<InFlight>,
 }
 
-impl Reduction {
+impl Started {
     pub(crate) fn new(
         caller: Caller,
         call: Call,
@@ -56,7 +56,7 @@ impl Reduction {
             .iter()
             .zip(self.launches.iter().map(|l| output.addresses()[l.segment]));
         let copied = each.try_for_each(|(launch, address)| match address {
-            Some(address) => stage.copy_out(launch.receive, address, launch.receive.bytes),
+            Some(address) => stage.copy_out(launch.receive, address, launch.result_bytes),
             None => Ok(()),
         });
         copied
@@ -69,7 +69,7 @@ impl Reduction {
     }
 }
 
-impl Work for Reduction {
+impl Work for Started {
     fn is_ready(&self) -> bool {
         self.in_flight.as_ref().is_none_or(InFlight::is_ready)
     }
@@ -88,7 +88,7 @@ impl Work for Reduction {
         };
         let collective = self.call.collective;
         if on_device(output.device()).is_some() {
-            self.caller.reduction_output(&self.call, output)?;
+            self.caller.output(&self.call, output)?;
             if let Some(device) = link.checked_output(&self.call, output)? {
                 if self.width != Width::Same {
                     let (rank, dtype) = (link.rank, output.dtype());
@@ -103,7 +103,7 @@ impl Work for Reduction {
             }
         }
         self.wait()?;
-        self.caller.reduction_output(&self.call, output)?;
+        self.caller.output(&self.call, output)?;
         link.checked_output(&self.call, output)?;
         let Some(in_flight) = &mut self.in_flight else {
             return Ok(());
@@ -119,7 +119,7 @@ impl Work for Reduction {
     }
 }
 
-impl Drop for Reduction {
+impl Drop for Started {
     fn drop(&mut self) {
         if let Some(in_flight) = self.in_flight.take() {
             in_flight.watch();

@@ -13,7 +13,8 @@ use std::{
 };
 
 use burn_shard_comm::{
-    Collective, DType, Error, Local, OwnedSegments, ProcessGroup, ReduceOp, Segments, SegmentsMut,
+    Collective, DType, Error, Local, OwnedSegments, ProcessGroup, ReduceOp, SegmentLayout,
+    Segments, SegmentsMut,
 };
 use burn_shard_nccl::{DeviceSegments, Memory, NcclError, Owner};
 use burn_shard_nccl_double::HostMemory;
@@ -180,23 +181,21 @@ fn collectives_work_on_the_memory_itself() {
         let (rank, communicator) = (group.rank(), group.communicator());
         let one = 1.0 + f32::from(u8::try_from(rank).unwrap());
 
-        // Lengths that fit: no scratch memory.
+        // The result is scratch memory until it is taken.
         let input = Arc::new(Buffers::full("input", &memory, &[&[one; 3]]));
         let mut output = Buffers::full("output", &memory, &[&[0.0; 6]]);
         let before = memory.allocated();
-        communicator
-            .all_gather(Arc::clone(&input) as _, &mut output)
-            .unwrap();
-        assert_eq!(memory.allocated(), before);
+        let work = communicator.all_gather(Arc::clone(&input) as _, &[6]);
+        assert_eq!(memory.allocated(), before + 1);
+        work.unwrap().finish(&mut output).unwrap();
         assert_eq!(output.read()[0], [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
         assert_eq!(input.log(), ["before input", "after input"]);
         assert_eq!(output.log(), ["before output", "after output"]);
 
         // Lengths that do not: cut.
         let mut output = Buffers::full("output", &memory, &[&[0.0; 5]]);
-        communicator
-            .all_gather(Arc::clone(&input) as _, &mut output)
-            .unwrap();
+        let work = communicator.all_gather(Arc::clone(&input) as _, &[5]);
+        work.unwrap().finish(&mut output).unwrap();
         assert_eq!(output.read()[0], [1.0, 1.0, 1.0, 2.0, 2.0]);
 
         // A reduction, whose input keeps its values, and of which only the result is new memory.
@@ -234,12 +233,16 @@ fn collectives_work_on_the_memory_itself() {
         );
 
         let mut buffer = Buffers::full("buffer", &memory, &[&[one; 3], &[one; 1]]);
+        let layout = SegmentLayout {
+            dtype: DType::F32,
+            numels: vec![3, 1],
+        };
         if rank == 1 {
-            communicator
-                .broadcast(Some(Arc::new(buffer)), None, 1)
-                .unwrap();
+            let work = communicator.broadcast(Some(Arc::new(buffer)), layout, 1);
+            work.unwrap().wait().unwrap();
         } else {
-            communicator.broadcast(None, Some(&mut buffer), 1).unwrap();
+            let work = communicator.broadcast(None, layout, 1).unwrap();
+            work.finish(&mut buffer).unwrap();
             assert_eq!(buffer.read(), [vec![2.0; 3], vec![2.0]]);
         }
         group.barrier().unwrap();
@@ -264,12 +267,14 @@ fn the_host_and_the_device_may_be_mixed() {
         assert_eq!(output.0[0], [2.0, 4.0, 6.0]);
         drop(later);
         let mut output = OwnedSegments(vec![vec![0.0f32; 6]]);
-        communicator.all_gather(input, &mut output).unwrap();
+        let work = communicator.all_gather(input, &[6]).unwrap();
+        work.finish(&mut output).unwrap();
         assert_eq!(output.0[0], [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
         // From the host to the device.
         let input = Arc::new(OwnedSegments(vec![vec![1.0f32, 5.0]]));
         let mut output = Buffers::full("output", &memory, &[&[0.0; 4]]);
-        communicator.all_gather(input, &mut output).unwrap();
+        let work = communicator.all_gather(input, &[4]).unwrap();
+        work.finish(&mut output).unwrap();
         assert_eq!(output.read()[0], [1.0, 5.0, 1.0, 5.0]);
         let input = Arc::new(OwnedSegments(vec![vec![1.0f32, 5.0]]));
         let work = communicator.reduce_scatter(input, ReduceOp::Sum).unwrap();
@@ -295,9 +300,8 @@ fn nobody_waits_for_the_device() {
                 thread::sleep(Duration::from_millis(1));
             }
         });
-        communicator
-            .all_gather(Arc::clone(&input) as _, &mut output)
-            .unwrap();
+        let gather = communicator.all_gather(Arc::clone(&input) as _, &[4]);
+        gather.unwrap().finish(&mut output).unwrap();
         let work = communicator.reduce_scatter(input, ReduceOp::Sum).unwrap();
         assert!(!work.is_ready());
         work.finish(&mut shard).unwrap();
@@ -334,9 +338,8 @@ fn nothing_is_left_allocated() {
         for _ in 0..5 {
             let input = Arc::new(Buffers::full("input", &memory, &[&[1.0; 3]]));
             let mut output = Buffers::full("output", &memory, &[&[0.0; 5]]);
-            communicator
-                .all_gather(Arc::clone(&input) as _, &mut output)
-                .unwrap();
+            let work = communicator.all_gather(Arc::clone(&input) as _, &[5]);
+            work.unwrap().finish(&mut output).unwrap();
             let mut own = Buffers::full("own", &memory, &[&[0.0; 2]]);
             communicator
                 .reduce_scatter(Arc::clone(&input) as _, ReduceOp::Sum)
@@ -424,8 +427,7 @@ fn what_does_not_fit_the_device_is_refused() {
         );
 
         let absent = Arc::new(Buffers::new("input", &memory, &[None], &[3]));
-        let mut output = OwnedSegments(vec![vec![0.0f32; 3]]);
-        let error = refused(communicator.all_gather(absent, &mut output).unwrap_err());
+        let error = refused(communicator.all_gather(absent, &[6]).map(drop).unwrap_err());
         assert!(
             matches!(error, Error::AbsentSegment { segment: 0, .. }),
             "{error}"
@@ -472,7 +474,9 @@ fn ranks_as_threads_refuse_segments_on_a_device() {
             let host = Arc::new(OwnedSegments(vec![vec![1.0f32; 3]]));
             let error = group
                 .communicator()
-                .all_gather(host, &mut output)
+                .all_gather(host, &[3])
+                .unwrap()
+                .finish(&mut output)
                 .unwrap_err();
             assert!(matches!(error, Error::DeviceSegments { .. }), "{error}");
         })

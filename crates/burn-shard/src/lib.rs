@@ -58,7 +58,6 @@
 //! | read | one use of a parameter in forward, through `Param::val` |
 
 mod autodiff;
-mod compat;
 mod error;
 mod module;
 mod oss;

@@ -26,7 +26,7 @@ use burn_shard::{
     CommError, Communicator, Local, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule,
     ShardingStrategy, Traffic,
 };
-use burn_shard_comm::{Call, Segments, SegmentsMut, Work};
+use burn_shard_comm::{Call, SegmentLayout, Segments, Work};
 
 /// What happened on one rank, in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -138,11 +138,11 @@ impl Communicator for Logging {
     fn all_gather(
         &self,
         input: Arc<dyn Segments>,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<(), CommError> {
-        let numel = (0..output.count()).map(|i| output.numel(i)).sum();
+        numels: &[usize],
+    ) -> Result<Box<dyn Work>, CommError> {
+        let numel = numels.iter().sum();
         self.log.push(Event::Gather { numel });
-        self.inner.all_gather(input, output)
+        self.inner.all_gather(input, numels)
     }
     fn reduce_scatter(
         &self,
@@ -163,10 +163,10 @@ impl Communicator for Logging {
     fn broadcast(
         &self,
         input: Option<Arc<dyn Segments>>,
-        output: Option<&mut dyn SegmentsMut>,
+        layout: SegmentLayout,
         root: usize,
-    ) -> Result<(), CommError> {
-        self.inner.broadcast(input, output, root)
+    ) -> Result<Box<dyn Work>, CommError> {
+        self.inner.broadcast(input, layout, root)
     }
     fn barrier(&self) -> Result<(), CommError> {
         self.inner.barrier()
@@ -259,10 +259,11 @@ fn seen(events: Vec<Event>) -> Vec<Seen> {
 /// Trains `steps` steps on `world_size` ranks; returns what each rank's backwards did, by step.
 fn backwards(
     world_size: usize,
-    strategy: ShardingStrategy,
+    strategy: impl Into<ShardConfig>,
     skip: impl Fn(usize, usize) -> Vec<usize> + Sync,
     before_forward: impl Fn(usize) + Sync,
 ) -> Vec<Vec<Vec<Seen>>> {
+    let config: ShardConfig = strategy.into();
     let logs: Vec<Log> = (0..world_size).map(|_| Log::default()).collect();
     let of_rank = logs.clone();
     Local::new(world_size)
@@ -275,7 +276,7 @@ fn backwards(
             let rank = group.rank();
             let device = Device::flex().autodiff();
             // The largest layer fits, two of the smallest do not.
-            let config = ShardConfig::new(strategy).with_group_cap_bytes(4 * numel(DEPTH - 1));
+            let config = config.clone().with_group_cap_bytes(4 * numel(DEPTH - 1));
             let mut model = ShardedModule::new(Reversed::new(&device), config, &group).unwrap();
             let mut oss = Oss::new(AdamConfig::new(), &group).unwrap();
             assert_eq!(model.groups().len(), DEPTH);
@@ -414,21 +415,46 @@ fn the_order_is_that_of_rank_0_even_if_it_left_out_layers_at_first() {
 
 #[test]
 fn under_zero3_gathers_and_reduce_scatters_alternate_in_backward() {
-    for ranks in backwards(2, ShardingStrategy::Full, nothing, |_| ()) {
+    let config = ShardConfig::new(ShardingStrategy::Full).with_prefetch(0);
+    for ranks in backwards(2, config, nothing, |_| ()) {
         for events in &ranks[1..] {
-            let gathered: Vec<usize> = events
-                .iter()
-                .filter_map(|event| match event {
-                    Seen::Gathered(layer) => Some(*layer),
-                    Seen::Passed(_) | Seen::Reduced(_) | Seen::End => None,
-                })
-                .collect();
+            let gathered = gathers(events);
             // The last layer read in forward is still there.
             assert_eq!(gathered, [4, 3, 2, 1, 0], "{events:?}");
             for layer in 1..DEPTH - 1 {
                 let reduced = position(events, Seen::Reduced(layer + 1));
                 let gather = position(events, Seen::Gathered(layer - 1));
                 assert!(reduced < gather, "{events:?}");
+            }
+        }
+    }
+}
+
+fn gathers(events: &[Seen]) -> Vec<usize> {
+    let layer = |event: &Seen| match event {
+        Seen::Gathered(layer) => Some(*layer),
+        Seen::Passed(_) | Seen::Reduced(_) | Seen::End => None,
+    };
+    events.iter().filter_map(layer).collect()
+}
+
+/// So that it overlaps with the backward of the layer before.
+#[test]
+fn a_prefetched_gather_starts_that_many_layers_before_its_layer_is_reached() {
+    for prefetch in 1..=3 {
+        let config = ShardConfig::new(ShardingStrategy::Full).with_prefetch(prefetch);
+        for ranks in backwards(2, config, nothing, |_| ()) {
+            // The first pass has nothing to go by.
+            assert_eq!(gathers(&ranks[0]), [4, 3, 2, 1, 0]);
+            for events in &ranks[1..] {
+                // What comes first in backward was started when forward ended.
+                let expected: Vec<usize> = (0..5 - prefetch).rev().collect();
+                assert_eq!(gathers(events), expected, "{events:?}");
+                for layer in expected {
+                    let gathered = position(events, Seen::Gathered(layer));
+                    let passed = position(events, Seen::Passed(layer + prefetch));
+                    assert!(gathered < passed, "{prefetch}: {events:?}");
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Launcher, collectives};
 use crate::{
     Caller, Collective, DType, Error, MaybeSegment, OwnedSegments, ProcessGroup, Recording,
-    ReduceOp, Segments, SparseSegments,
+    ReduceOp, SegmentLayout, Segments, SparseSegments,
 };
 
 /// What is refused by one rank or by all leaves the group usable.
@@ -70,27 +70,19 @@ pub fn refusals_leave_the_group_usable(launcher: &impl Launcher) {
                     numel: 1,
                 }]))
             };
-            let mut output = OwnedSegments(vec![vec![0.0f32; 2]]);
-            refused(communicator.all_gather(absent(), &mut output), |e| {
+            refused(communicator.all_gather(absent(), &[2]), |e| {
                 matches!(e, Error::AbsentSegment { segment: 0, .. })
             });
-            refused(communicator.broadcast(Some(absent()), None, 1), |e| {
+            let layout = |dtype, numels: &[usize]| SegmentLayout {
+                dtype,
+                numels: numels.to_vec(),
+            };
+            let one = || layout(DType::F32, &[1]);
+            refused(communicator.broadcast(Some(absent()), one(), 1), |e| {
                 matches!(e, Error::AbsentSegment { segment: 0, .. })
             });
             let input = || Arc::new(OwnedSegments(vec![vec![1.0f32]]));
-            let mut bytes = OwnedSegments(vec![vec![0u8; 2]]);
-            refused(communicator.all_gather(input(), &mut bytes), |e| {
-                matches!(
-                    e,
-                    Error::DTypeDiffers {
-                        input: DType::F32,
-                        output: DType::U8,
-                        ..
-                    }
-                )
-            });
-            let mut two = OwnedSegments(vec![vec![0.0f32; 2]; 2]);
-            refused(communicator.all_gather(input(), &mut two), |e| {
+            refused(communicator.all_gather(input(), &[2, 2]), |e| {
                 matches!(
                     e,
                     Error::SegmentCountDiffers {
@@ -100,26 +92,36 @@ pub fn refusals_leave_the_group_usable(launcher: &impl Launcher) {
                     }
                 )
             });
-            refused(
-                communicator.broadcast(Some(input()), Some(&mut output), 1),
-                |e| {
-                    matches!(
-                        e,
-                        Error::NumelDiffers {
-                            input_numel: 1,
-                            output_numel: 2,
-                            ..
-                        }
-                    )
-                },
-            );
-            refused(communicator.broadcast(None, None, 0), |e| {
-                matches!(e, Error::ReceiverWithoutOutput { root: 0, .. })
+            let bytes = layout(DType::U8, &[1]);
+            refused(communicator.broadcast(Some(input()), bytes, 1), |e| {
+                matches!(
+                    e,
+                    Error::DTypeDiffers {
+                        input: DType::F32,
+                        output: DType::U8,
+                        ..
+                    }
+                )
             });
-            refused(communicator.broadcast(None, Some(&mut output), 1), |e| {
+            let two = layout(DType::F32, &[1, 1]);
+            refused(communicator.broadcast(Some(input()), two, 1), |e| {
+                matches!(e, Error::SegmentCountDiffers { .. })
+            });
+            let longer = layout(DType::F32, &[2]);
+            refused(communicator.broadcast(Some(input()), longer, 1), |e| {
+                matches!(
+                    e,
+                    Error::NumelDiffers {
+                        input_numel: 1,
+                        output_numel: 2,
+                        ..
+                    }
+                )
+            });
+            refused(communicator.broadcast(None, one(), 1), |e| {
                 matches!(e, Error::RootWithoutInput { .. })
             });
-            refused(communicator.broadcast(Some(input()), None, 0), |e| {
+            refused(communicator.broadcast(Some(input()), one(), 0), |e| {
                 matches!(e, Error::InputOutsideRoot { root: 0, .. })
             });
             refused(
@@ -183,6 +185,34 @@ pub fn refusals_leave_the_group_usable(launcher: &impl Launcher) {
             result.unwrap();
             assert_eq!(output.0[0], [2.0; 3]);
         }
+
+        // The same of collectives that copy; another element type is no fit either.
+        let input = Arc::new(OwnedSegments(vec![vec![group.rank() as f32; 2]]));
+        let layout = SegmentLayout::of(&*input);
+        let gather = communicator
+            .all_gather(Arc::clone(&input) as _, &[3])
+            .unwrap();
+        let own = (group.rank() == 1).then(|| Arc::clone(&input) as _);
+        let sent = communicator.broadcast(own, layout, 1).unwrap();
+        let mut doubles = OwnedSegments(vec![vec![0.0f64; 3]]);
+        let mut singles = OwnedSegments(vec![vec![0.0f32; 3]]);
+        if group.rank() == 0 {
+            refused(gather.finish(&mut doubles), |e| {
+                matches!(e, Error::DTypeDiffers { .. })
+            });
+        } else {
+            gather.finish(&mut singles).unwrap();
+            assert_eq!(singles.0[0], [0.0, 0.0, 1.0]);
+        }
+        refused(sent.finish(&mut singles), |e| {
+            matches!(
+                e,
+                Error::NumelDiffers {
+                    output_numel: 3,
+                    ..
+                }
+            )
+        });
         collectives::<f32>(&group, &[5]);
     });
 }

@@ -8,8 +8,8 @@ use super::{
     shard,
 };
 use crate::{
-    Collective, Error, MaybeSegment, OwnedSegments, ProcessGroup, Recording, ReduceOp, Segments,
-    SegmentsMut, SlicesMut, SparseSegments, shard_numel,
+    Collective, Error, MaybeSegment, OwnedSegments, ProcessGroup, Recording, ReduceOp,
+    SegmentLayout, Segments, SegmentsMut, SlicesMut, SparseSegments, shard_numel,
 };
 
 /// None, one, fewer than ranks, primes, blocks and a bit.
@@ -118,7 +118,9 @@ fn list<T: Probe>(group: &ProcessGroup, numels: &[usize]) {
 
     let mut output = OwnedSegments(garbage());
     communicator
-        .all_gather(Arc::new(OwnedSegments(shards(&inputs[0]))), &mut output)
+        .all_gather(Arc::new(OwnedSegments(shards(&inputs[0]))), numels)
+        .unwrap()
+        .finish(&mut output)
         .unwrap();
     compare("all_gather", &output.0, &inputs[0]);
 
@@ -129,7 +131,9 @@ fn list<T: Probe>(group: &ProcessGroup, numels: &[usize]) {
     let input: Option<Arc<dyn Segments>> =
         (rank == root).then(|| Arc::new(OwnedSegments(inputs[root].clone())) as _);
     communicator
-        .broadcast(input, Some(&mut output), root)
+        .broadcast(input, SegmentLayout::of(&OwnedSegments(garbage())), root)
+        .unwrap()
+        .finish(&mut output)
         .unwrap();
     compare("broadcast", &storage, &inputs[root]);
 
@@ -365,7 +369,8 @@ pub fn a_deadline_can_be_set(launcher: &impl Launcher) {
         let mut output = SlicesMut(vec![second, first]);
         let output: &mut dyn SegmentsMut = &mut output;
         let input = Arc::new(OwnedSegments(vec![vec![1.0f32], vec![2.0; 2]]));
-        group.communicator().all_gather(input, output).unwrap();
+        let work = group.communicator().all_gather(input, &[2, 4]).unwrap();
+        work.finish(output).unwrap();
         assert_eq!(storage, [2.0, 2.0, 2.0, 2.0, 1.0, 1.0]);
     });
 }

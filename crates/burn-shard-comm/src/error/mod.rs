@@ -74,17 +74,6 @@ pub enum Error {
         root: usize,
     },
 
-    /// Refusal: a receiver has nowhere to receive.
-    #[error(
-        "rank {rank}: broadcast from root {root} without an output (all but the root pass one)"
-    )]
-    ReceiverWithoutOutput {
-        /// The rank that was refused.
-        rank: usize,
-        /// The root it named.
-        root: usize,
-    },
-
     /// Refusal: a segment is absent where zeros cannot stand for it.
     #[error(
         "rank {rank}: {collective} input segment {segment} is absent (only reductions take absent segments)"
@@ -376,5 +365,11 @@ fn describe(calls: &[Call]) -> String {
         .enumerate()
         .map(|(rank, call)| format!("rank {rank}: {call}"))
         .collect();
-    parts.join("; ")
+    let mut text = parts.join("; ");
+    if calls.iter().any(|call| !call.description.is_empty()) {
+        text.push_str(
+            " (usual cause: a forward, backward, step or read that only some of the ranks ran, or a branch that depends on a rank's data)",
+        );
+    }
+    text
 }

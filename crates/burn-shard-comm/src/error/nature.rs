@@ -14,7 +14,6 @@ impl Error {
             | Self::RootOutOfRange { .. }
             | Self::RootWithoutInput { .. }
             | Self::InputOutsideRoot { .. }
-            | Self::ReceiverWithoutOutput { .. }
             | Self::AbsentSegment { .. }
             | Self::DTypeDiffers { .. }
             | Self::SegmentCountDiffers { .. }

@@ -5,13 +5,12 @@ use std::ops::Range;
 
 use super::{
     desk::Desk,
-    header::{INLINE_BYTES, agree},
+    header::{INLINE_BYTES, Numbered, agree},
     line::{Failure, Line},
     parts::Parts,
     runs::{Run, total_bytes},
 };
 use crate::{
-    call::Call,
     parallel,
     segments::{Segments, SegmentsMut},
 };
@@ -20,7 +19,7 @@ use crate::{
 pub(super) fn barrier(
     line: &mut Line<'_>,
     desk: &mut Desk,
-    numbered: (u64, &Call),
+    numbered: Numbered<'_>,
 ) -> Result<(), Failure> {
     let (_, mut slots) = desk.lay_out(INLINE_BYTES, line.world_size());
     agree(line, numbered, |_| Vec::new(), &mut slots)
@@ -30,22 +29,23 @@ pub(super) fn barrier(
 pub(super) fn all_gather(
     line: &mut Line<'_>,
     desk: &mut Desk,
-    (sequence, call): (u64, &Call),
+    numbered: Numbered<'_>,
     input: &dyn Segments,
     output: &mut dyn SegmentsMut,
 ) -> Result<(), Failure> {
+    let call = numbered.call;
     let (rank, world_size) = (line.rank(), line.world_size());
     let mine = Run::of_shards(call, rank, world_size);
     let parts = Parts::new(call, world_size, Run::shards);
     let (own, mut slots) = desk.lay_out(parts.scratch_bytes(), world_size);
     if total_bytes(call) <= INLINE_BYTES {
-        agree(line, (sequence, call), |_| mine.packed(input), &mut slots)?;
+        agree(line, numbered, |_| mine.packed(input), &mut slots)?;
         for (_, from) in line.rounds() {
             let run = &parts.runs[from];
             run.write(0..run.bytes(), slots.get(from, run.bytes()), output);
         }
     } else {
-        agree(line, (sequence, call), |_| Vec::new(), &mut slots)?;
+        agree(line, numbered, |_| Vec::new(), &mut slots)?;
         for index in 0..parts.chunks() {
             // The same chunk, seen from the shard.
             let send = mine.read(parts.cut(rank, index), input, own);
@@ -65,17 +65,17 @@ pub(super) fn all_gather(
     Ok(())
 }
 
-/// `output` ends as `input` of the root.
+/// `output` ends as the input of the root; on the root nothing is written.
 ///
 /// The root sends every rank a share, and the ranks send each other theirs: nobody sends more than twice
 /// the bytes, however many ranks there are.
 pub(super) fn broadcast(
     line: &mut Line<'_>,
     desk: &mut Desk,
-    (sequence, call): (u64, &Call),
-    input: Option<&dyn Segments>,
-    mut output: Option<&mut dyn SegmentsMut>,
+    numbered: Numbered<'_>,
+    output: &mut dyn SegmentsMut,
 ) -> Result<(), Failure> {
+    let Numbered { call, input, .. } = numbered;
     let (rank, world_size) = (line.rank(), line.world_size());
     let root = call.root.unwrap_or(0);
     let whole = Run::whole(call);
@@ -86,9 +86,13 @@ pub(super) fn broadcast(
         Some(input) if small => whole.packed(input),
         _ => Vec::new(),
     };
-    agree(line, (sequence, call), inline, &mut slots)?;
-    match (input, output.as_deref_mut()) {
-        (Some(input), _) if !small => {
+    agree(line, numbered, inline, &mut slots)?;
+    match input {
+        Some(_) if small => {}
+        None if small => {
+            whole.write(0..whole.bytes(), slots.get(root, whole.bytes()), output);
+        }
+        Some(input) => {
             for index in 0..parts.chunks() {
                 for (to, _) in line.rounds() {
                     let send = parts.runs[to].read(parts.cut(to, index), input, own);
@@ -102,7 +106,7 @@ pub(super) fn broadcast(
                 }
             }
         }
-        (None, Some(output)) if !small => {
+        None => {
             for index in 0..parts.chunks() {
                 parts.exchange(line, (root, &[]), (root, rank, index), output, &mut slots)?;
             }
@@ -113,20 +117,6 @@ pub(super) fn broadcast(
                     parts.exchange(line, (to, send), (from, from, index), output, &mut slots)?;
                 }
             }
-        }
-        (None, Some(output)) => {
-            whole.write(0..whole.bytes(), slots.get(root, whole.bytes()), output);
-        }
-        (Some(_), _) | (None, None) => {}
-    }
-    if let (Some(input), Some(output)) = (input, output) {
-        for span in whole.all() {
-            copy(
-                input,
-                (span.segment, span.bytes.clone()),
-                output,
-                span.bytes.clone(),
-            );
         }
     }
     Ok(())

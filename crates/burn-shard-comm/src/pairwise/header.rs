@@ -12,9 +12,11 @@ use siphasher::sip128::SipHasher13;
 use super::{
     desk::Slots,
     line::{Failure, Line},
-    words::{CALL_BYTES, VERSION, decode_call, encode_call, encode_call_bounded},
+    words::{
+        CALL_BYTES, TEXT_BYTES, VERSION, decode_call, encode_call, encode_call_bounded, shortened,
+    },
 };
-use crate::call::Call;
+use crate::{call::Call, segments::Segments};
 
 /// Most bytes that follow a header to one rank. Twice this and a header are less than the 4 KiB that a
 /// transport sends before the other end receives: a rank can be one collective ahead of another.
@@ -22,6 +24,15 @@ pub(super) const INLINE_BYTES: usize = 2000;
 
 const HEADER_BYTES: usize = 40;
 const MAGIC: [u8; 4] = [b'B', b'S', b'P', VERSION];
+
+/// One rank's part in a collective.
+#[derive(Clone, Copy)]
+pub(super) struct Numbered<'a> {
+    pub(super) sequence: u64,
+    pub(super) call: &'a Call,
+    /// None: an announcement, a barrier, or a broadcast that this rank receives.
+    pub(super) input: Option<&'a dyn Segments>,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
@@ -70,15 +81,16 @@ impl Header {
     }
 }
 
-/// Returns once all ranks are known to have called `call` as their collective number `sequence`.
+/// Returns once all ranks are known to have called the same as their collective of this number.
 ///
 /// `inline(to)` is sent to rank `to` behind the header; what others sent is in their slot of `inbox`.
 pub(super) fn agree(
     line: &mut Line<'_>,
-    (sequence, call): (u64, &Call),
+    numbered: Numbered<'_>,
     inline: impl Fn(usize) -> Vec<u8>,
     inbox: &mut Slots<'_>,
 ) -> Result<(), Failure> {
+    let Numbered { sequence, call, .. } = numbered;
     let written = encode_call(call);
     let hash = SipHasher13::new_with_key(b"burn-shard calls").hash(&written);
     let written = if written.len() > CALL_BYTES {
@@ -135,7 +147,9 @@ pub(super) fn agree(
         return Ok(());
     }
     // Every rank has the same headers before it, and comes here.
-    let mut calls = vec![call.clone(); line.world_size()];
+    let own = call.described(numbered.input);
+    let description = shortened(&own.description);
+    let mut calls = vec![own; line.world_size()];
     for (to, from) in line.rounds() {
         let mut theirs = vec![0; to_usize(headers[from].call_bytes)];
         line.exchange(to, &written, from, &mut theirs)?;
@@ -144,7 +158,31 @@ pub(super) fn agree(
             message,
         })?;
     }
+    for (to, from) in line.rounds() {
+        calls[from].description = exchange_text(line, to, &description, from)?;
+    }
     Err(Failure::Mismatch(calls.into()))
+}
+
+/// Sends `text` to rank `to` while that of rank `from` comes.
+fn exchange_text(
+    line: &mut Line<'_>,
+    to: usize,
+    text: &str,
+    from: usize,
+) -> Result<String, Failure> {
+    let mut length = [0; 4];
+    line.exchange(to, &to_u32(text.len()).to_le_bytes(), from, &mut length)?;
+    let bytes = to_usize(u32::from_le_bytes(length));
+    if bytes > TEXT_BYTES {
+        return Err(Failure::OutOfStep {
+            peer: from,
+            message: format!("sent a description of {bytes} bytes, expected at most {TEXT_BYTES}"),
+        });
+    }
+    let mut theirs = vec![0; bytes];
+    line.exchange(to, text.as_bytes(), from, &mut theirs)?;
+    Ok(String::from_utf8_lossy(&theirs).into_owned())
 }
 
 fn to_usize(bytes: u32) -> usize {

@@ -16,7 +16,7 @@
 //! | file | what |
 //! |---|---|
 //! | `turns/` | one collective at a time, the progress thread, failure |
-//! | `work.rs` | reductions that are not finished |
+//! | `work.rs` | collectives that are not finished |
 //! | `header.rs` | agreement before each collective |
 //! | `reductions.rs`, `copies.rs` | who sends what when |
 //! | `parts.rs`, `runs.rs` | which bytes |
@@ -49,13 +49,13 @@ use crate::{
     call::{Call, Caller},
     communicator::{Collective, Communicator, ReduceOp, Work},
     error::Error,
-    segments::{Segments, SegmentsMut},
+    segments::{SegmentLayout, Segments},
     traffic::Traffic,
     transport::Transport,
 };
 
 use turns::Turns;
-use work::{Announcement, Reduction};
+use work::{Kind, Started};
 
 /// How long the last handle waits for what is queued.
 const LINGER: Duration = Duration::from_secs(5);
@@ -66,24 +66,25 @@ const LINGER: Duration = Duration::from_secs(5);
 ///
 /// # Ordering
 ///
-/// Reductions and announcements run on a thread of this rank's own, in the order of the calls; all other collectives on
-/// the thread that calls them, once those called before are done.
+/// Collectives run one at a time, in the order of the calls: on a thread of this rank's own, or on the thread that
+/// waits for one that has not begun.
 ///
 /// # Memory
 ///
-/// Scratch of `N + 1` chunks of at most 1 MiB. The result of each reduction that is not finished: a shard
-/// for `reduce_scatter`, all of it for `all_reduce`; up to 64 MiB of these are kept for later ones. An
-/// input is let go when its collective is done on this rank.
+/// Scratch of `N + 1` chunks of at most 1 MiB. The result of each collective that is not finished: a shard
+/// for `reduce_scatter`, all of it otherwise, but for an `all_gather` or broadcast that is finished before it
+/// has begun, which writes the output directly; up to 64 MiB of results are kept for later ones. An input is
+/// let go when its collective is done on this rank, that of a broadcast with the root's [`Work`].
 ///
 /// # Errors
 ///
 /// As [`Communicator`]. The deadline of a call counts from its turn on, and from the last time that
-/// anything was exchanged: a collective that moves is not late. A reduction fails by its deadline even if
+/// anything was exchanged: a collective that moves is not late. It fails by its deadline even if
 /// nobody waits for it yet. A failure also ends earlier collectives that some ranks have completed and this
 /// one has not. Once time is up, a rank listens for a quarter of the deadline, at most a second, to hear whom
 /// the others miss, so that all name the rank that is stopped and not one that waits for it.
 ///
-/// The rank leaves when the last handle is dropped. That waits up to five seconds for reductions that
+/// The rank leaves when the last handle is dropped. That waits up to five seconds for collectives that
 /// were started, which go on in the background after that, if the process does. If the handle is
 /// dropped because of a panic, the others fail with [`Error::RankPanicked`].
 #[derive(Debug)]
@@ -94,7 +95,7 @@ pub struct Pairwise {
 }
 
 impl Pairwise {
-    /// The rank that `transport` belongs to, with a thread of its own for reductions.
+    /// The rank that `transport` belongs to, with a thread of its own for collectives.
     ///
     /// If the system has no thread left, the group is poisoned with [`Error::Threads`] from the start.
     #[must_use]
@@ -126,6 +127,11 @@ impl Pairwise {
     fn caller(&self) -> Caller {
         Caller::host(self.rank(), self.world_size())
     }
+
+    fn start(&self, call: Call, input: Option<Arc<dyn Segments>>) -> Result<Box<dyn Work>, Error> {
+        let work = Started::new(&self.turns, call, Kind::Exchange, self.deadline(), input)?;
+        Ok(Box::new(work))
+    }
 }
 
 impl Communicator for Pairwise {
@@ -148,13 +154,9 @@ impl Communicator for Pairwise {
     fn all_gather(
         &self,
         input: Arc<dyn Segments>,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<(), Error> {
-        let call = self.caller().all_gather(&*input, output)?;
-        let numbered = (self.turns.enter(&call)?, &call);
-        self.turns.run(numbered, self.deadline(), |line, desk| {
-            copies::all_gather(line, desk, numbered, &*input, output)
-        })
+        numels: &[usize],
+    ) -> Result<Box<dyn Work>, Error> {
+        self.start(self.caller().all_gather(&*input, numels)?, Some(input))
     }
 
     fn reduce_scatter(
@@ -162,47 +164,37 @@ impl Communicator for Pairwise {
         input: Arc<dyn Segments>,
         op: ReduceOp,
     ) -> Result<Box<dyn Work>, Error> {
-        let call = self
-            .caller()
-            .reduction(Collective::ReduceScatter, &*input, op)?;
-        let work = Reduction::start(&self.turns, call, self.deadline(), Some(input))?;
-        Ok(Box::new(work))
+        let collective = Collective::ReduceScatter;
+        self.start(
+            self.caller().reduction(collective, &*input, op)?,
+            Some(input),
+        )
     }
 
     fn all_reduce(&self, input: Arc<dyn Segments>, op: ReduceOp) -> Result<Box<dyn Work>, Error> {
-        let call = self
-            .caller()
-            .reduction(Collective::AllReduce, &*input, op)?;
-        let work = Reduction::start(&self.turns, call, self.deadline(), Some(input))?;
-        Ok(Box::new(work))
+        let collective = Collective::AllReduce;
+        self.start(
+            self.caller().reduction(collective, &*input, op)?,
+            Some(input),
+        )
     }
 
     fn broadcast(
         &self,
         input: Option<Arc<dyn Segments>>,
-        output: Option<&mut dyn SegmentsMut>,
+        layout: SegmentLayout,
         root: usize,
-    ) -> Result<(), Error> {
-        let mut output = output;
-        let call = self
-            .caller()
-            .broadcast(input.as_deref(), output.as_deref_mut(), root)?;
-        let numbered = (self.turns.enter(&call)?, &call);
-        self.turns.run(numbered, self.deadline(), |line, desk| {
-            copies::broadcast(line, desk, numbered, input.as_deref(), output)
-        })
+    ) -> Result<Box<dyn Work>, Error> {
+        let call = self.caller().broadcast(input.as_deref(), layout, root)?;
+        self.start(call, input)
     }
 
     fn barrier(&self) -> Result<(), Error> {
-        let call = Caller::barrier();
-        let numbered = (self.turns.enter(&call)?, &call);
-        self.turns.run(numbered, self.deadline(), |line, desk| {
-            copies::barrier(line, desk, numbered)
-        })
+        self.start(Caller::barrier(), None)?.wait()
     }
 
     fn announce(&self, call: Call) -> Result<Box<dyn Work>, Error> {
-        let work = Announcement::start(&self.turns, call, self.deadline())?;
+        let work = Started::new(&self.turns, call, Kind::Announcement, self.deadline(), None)?;
         Ok(Box::new(work))
     }
 

@@ -4,45 +4,31 @@ use std::ops::Range;
 
 use super::{
     desk::{Desk, Slots},
-    header::{INLINE_BYTES, agree},
+    header::{INLINE_BYTES, Numbered, agree},
     line::{Failure, Line},
     parts::Parts,
     runs::{Run, total_bytes},
 };
-use crate::{
-    call::Call,
-    communicator::{Collective, ReduceOp},
-    dtype::DType,
-    reduce::reduce,
-    segments::Segments,
-};
-
-/// Bytes of the result of `call` on `rank`, without padding.
-pub(super) fn result_bytes(call: &Call, rank: usize, world_size: usize) -> usize {
-    if call.collective == Collective::ReduceScatter {
-        Run::shards(call, rank, world_size).bytes()
-    } else {
-        total_bytes(call)
-    }
-}
+use crate::{call::Call, communicator::ReduceOp, dtype::DType, reduce::reduce, segments::Segments};
 
 /// `result` ends as what this rank owns of every segment, one after the other.
 pub(super) fn reduce_scatter(
     line: &mut Line<'_>,
     desk: &mut Desk,
-    (sequence, call): (u64, &Call),
+    numbered: Numbered<'_>,
     input: &dyn Segments,
     result: &mut [u8],
 ) -> Result<(), Failure> {
+    let call = numbered.call;
     let combine = Combine::new(call, line, Run::shards);
     let parts = &combine.parts;
     let (own, mut slots) = desk.lay_out(parts.scratch_bytes(), line.world_size());
     if total_bytes(call) > INLINE_BYTES {
-        agree(line, (sequence, call), |_| Vec::new(), &mut slots)?;
+        agree(line, numbered, |_| Vec::new(), &mut slots)?;
         return combine.chunk_by_chunk(line, (own, &mut slots), input, result);
     }
     let inline = |to: usize| parts.runs[to].packed(input);
-    agree(line, (sequence, call), inline, &mut slots)?;
+    agree(line, numbered, inline, &mut slots)?;
     let part = &parts.runs[line.rank()];
     combine.ranks_in_order(part.read(0..part.bytes(), input, own), &slots, result);
     Ok(())
@@ -52,21 +38,22 @@ pub(super) fn reduce_scatter(
 pub(super) fn all_reduce(
     line: &mut Line<'_>,
     desk: &mut Desk,
-    (sequence, call): (u64, &Call),
+    numbered: Numbered<'_>,
     input: &dyn Segments,
     result: &mut [u8],
 ) -> Result<(), Failure> {
+    let call = numbered.call;
     let rank = line.rank();
     let combine = Combine::new(call, line, Run::share);
     let parts = &combine.parts;
     let (own, mut slots) = desk.lay_out(parts.scratch_bytes(), line.world_size());
     if total_bytes(call) <= INLINE_BYTES {
         let whole = Run::whole(call);
-        agree(line, (sequence, call), |_| whole.packed(input), &mut slots)?;
+        agree(line, numbered, |_| whole.packed(input), &mut slots)?;
         combine.ranks_in_order(whole.read(0..whole.bytes(), input, own), &slots, result);
         return Ok(());
     }
-    agree(line, (sequence, call), |_| Vec::new(), &mut slots)?;
+    agree(line, numbered, |_| Vec::new(), &mut slots)?;
     let mut end = 0;
     let places: Vec<Range<usize>> = parts
         .runs

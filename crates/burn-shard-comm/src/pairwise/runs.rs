@@ -234,6 +234,7 @@ mod tests {
             root: None,
             numels: numels.to_vec(),
             label: 0,
+            description: String::new(),
         }
     }
 

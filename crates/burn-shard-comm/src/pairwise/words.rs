@@ -14,11 +14,11 @@ use crate::{
     error::Error,
 };
 
-/// Of words and headers; ranks of other versions are refused.
-pub(super) const VERSION: u8 = 1;
+/// Version of what travels between ranks; ranks of other versions are refused.
+pub(super) const VERSION: u8 = 2;
 
 /// Most bytes of a text in words; what is longer is cut.
-const TEXT_BYTES: usize = 2048;
+pub(super) const TEXT_BYTES: usize = 2048;
 /// Most ranks named in words.
 const RANKS: usize = 256;
 /// Most bytes of an encoded call.
@@ -195,7 +195,7 @@ pub(super) fn decode(rank: usize, peer: usize, bytes: &[u8]) -> Error {
     }
 }
 
-fn shortened(text: &str) -> String {
+pub(super) fn shortened(text: &str) -> String {
     let mut end = text.len().min(TEXT_BYTES);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -257,6 +257,7 @@ pub(super) fn decode_call(bytes: &[u8]) -> Result<Call, String> {
         root: written.root,
         numels: written.numels,
         label: written.label,
+        description: String::new(),
     })
 }
 
@@ -348,6 +349,7 @@ mod tests {
                         root: Some(300),
                         numels: vec![0, 1, usize::MAX],
                         label: u64::MAX,
+                        description: String::new(),
                     };
                     assert_eq!(decode_call(&encode_call(&call)).unwrap(), call);
                 }

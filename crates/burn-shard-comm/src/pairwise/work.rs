@@ -1,5 +1,4 @@
-//! Reductions and announcements on their way: the job that runs, the promise of its result, the handle
-//! that takes it.
+//! Collectives on their way: the job that runs, the promise of its result, the handle that takes it.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -7,60 +6,114 @@ use std::{
 };
 
 use super::{
-    copies::barrier,
-    desk::Scratch,
-    reductions::{all_reduce, reduce_scatter, result_bytes},
-    runs::{padded_bytes, size_bytes},
+    copies::{all_gather, barrier, broadcast},
+    desk::{Desk, Scratch},
+    header::Numbered,
+    line::{Failure, Line},
+    reductions::{all_reduce, reduce_scatter},
+    runs::{Run, padded_bytes, size_bytes, total_bytes},
     turns::Turns,
 };
 use crate::{
     call::{Call, Caller, shard_range},
     communicator::{Collective, Work},
+    dtype::DType,
     error::Error,
     parallel,
     segments::{Segments, SegmentsMut},
 };
 
-/// A reduction or announcement that waits for its turn.
+/// A collective or announcement that waits for its turn.
 pub(super) struct Job {
     pub(super) ticket: u64,
     pub(super) call: Arc<Call>,
+    pub(super) kind: Kind,
     deadline: Duration,
-    /// None: an announcement, which is nothing but its header.
-    pub(super) input: Option<Arc<dyn Segments>>,
+    input: Option<Arc<dyn Segments>>,
     promise: Arc<Promise>,
+}
+
+/// What ranks exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Headers, and the elements of a collective.
+    Exchange,
+    /// Headers only.
+    Announcement,
 }
 
 /// The result of a job, once it is there.
 type Promise = OnceLock<Result<Scratch, Error>>;
 
 impl Job {
-    /// Reduces, lets go of the input, and keeps the promise.
+    /// Runs the collective, lets go of the input, and keeps the promise.
     pub(super) fn run(self, turns: &Turns) {
-        let call = &*self.call;
-        let Some(input) = self.input.as_deref() else {
-            let numbered = (self.ticket, call);
-            let done = turns.run(numbered, self.deadline, |line, desk| {
-                barrier(line, desk, numbered)
-            });
-            return self.keep(done.map(|()| Scratch::default()), turns);
-        };
-        let bytes = result_bytes(call, turns.rank, turns.world_size);
+        let (call, numbered) = (&*self.call, self.numbered());
+        let bytes = self.result_bytes(turns);
         let mut scratch = turns.shelf.take(bytes);
         let result = &mut bytemuck::cast_slice_mut(&mut scratch)[..bytes];
-        let numbered = (self.ticket, call);
         let done = turns.run(numbered, self.deadline, |line, desk| {
-            if call.collective == Collective::ReduceScatter {
-                reduce_scatter(line, desk, numbered, input, result)
-            } else {
-                all_reduce(line, desk, numbered, input, result)
+            match (call.collective, numbered.input) {
+                (Collective::ReduceScatter, Some(input)) => {
+                    reduce_scatter(line, desk, numbered, input, result)
+                }
+                (Collective::AllReduce, Some(input)) => {
+                    all_reduce(line, desk, numbered, input, result)
+                }
+                _ => self.copy(line, desk, &mut Landing::new(call, result)),
             }
         });
         self.keep(done.map(|()| scratch), turns);
     }
 
+    /// Runs a collective that copies, straight into the output.
+    fn run_into(self, turns: &Turns, output: &mut dyn SegmentsMut) -> Result<(), Error> {
+        turns.run(self.numbered(), self.deadline, |line, desk| {
+            self.copy(line, desk, output)
+        })
+    }
+
+    /// All that is neither announced nor a reduction.
+    fn copy(
+        &self,
+        line: &mut Line<'_>,
+        desk: &mut Desk,
+        output: &mut dyn SegmentsMut,
+    ) -> Result<(), Failure> {
+        let numbered = self.numbered();
+        match (self.call.collective, numbered.input) {
+            (Collective::AllGather, Some(input)) => all_gather(line, desk, numbered, input, output),
+            (Collective::Broadcast, _) if self.kind == Kind::Exchange => {
+                broadcast(line, desk, numbered, output)
+            }
+            _ => barrier(line, desk, numbered),
+        }
+    }
+
     pub(super) fn fail(self, error: Error, turns: &Turns) {
         self.keep(Err(error), turns);
+    }
+
+    fn numbered(&self) -> Numbered<'_> {
+        Numbered {
+            sequence: self.ticket,
+            call: &self.call,
+            input: self.input.as_deref(),
+        }
+    }
+
+    /// Bytes of the result on this rank, without padding.
+    fn result_bytes(&self, turns: &Turns) -> usize {
+        let call = &*self.call;
+        match call.collective {
+            _ if self.kind == Kind::Announcement => 0,
+            Collective::ReduceScatter => Run::shards(call, turns.rank, turns.world_size).bytes(),
+            Collective::Broadcast if self.input.is_some() => 0,
+            Collective::AllGather
+            | Collective::AllReduce
+            | Collective::Broadcast
+            | Collective::Barrier => total_bytes(call),
+        }
     }
 
     fn keep(self, result: Result<Scratch, Error>, turns: &Turns) {
@@ -74,28 +127,72 @@ impl Job {
     }
 }
 
-/// The handle of a reduction.
-pub(super) struct Reduction {
+/// A result that nobody has an output for yet: its segments, one after the other.
+struct Landing<'a> {
+    call: &'a Call,
+    starts: Vec<usize>,
+    bytes: &'a mut [u8],
+}
+
+impl<'a> Landing<'a> {
+    fn new(call: &'a Call, bytes: &'a mut [u8]) -> Self {
+        let mut starts = vec![0];
+        for &numel in &call.numels {
+            starts.push(starts[starts.len() - 1] + numel * size_bytes(call));
+        }
+        Self {
+            call,
+            starts,
+            bytes,
+        }
+    }
+}
+
+impl SegmentsMut for Landing<'_> {
+    fn dtype(&self) -> DType {
+        self.call.dtype.unwrap_or(DType::U8)
+    }
+    fn count(&self) -> usize {
+        self.call.numels.len()
+    }
+    fn numel(&self, index: usize) -> usize {
+        self.call.numels[index]
+    }
+    fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
+        &mut self.bytes[self.starts[index]..self.starts[index + 1]]
+    }
+}
+
+/// The handle of a collective or announcement.
+pub(super) struct Started {
     turns: Arc<Turns>,
     ticket: u64,
     call: Arc<Call>,
+    kind: Kind,
     deadline: Duration,
+    /// On the root of a broadcast: its result.
+    own: Option<Arc<dyn Segments>>,
     promise: Arc<Promise>,
 }
 
-impl Reduction {
-    /// Queues a reduction of `input`, or the announcement of one.
-    pub(super) fn start(
+impl Started {
+    /// Queues a collective of `input`, or the announcement of one.
+    pub(super) fn new(
         turns: &Arc<Turns>,
         call: Call,
+        kind: Kind,
         deadline: Duration,
         input: Option<Arc<dyn Segments>>,
     ) -> Result<Self, Error> {
+        let own = input
+            .clone()
+            .filter(|_| call.collective == Collective::Broadcast);
         let call = Arc::new(call);
         let promise = Arc::<Promise>::default();
         let ticket = turns.queue(&call, |ticket| Job {
             ticket,
             call: Arc::clone(&call),
+            kind,
             deadline,
             input,
             promise: Arc::clone(&promise),
@@ -104,37 +201,22 @@ impl Reduction {
             turns: Arc::clone(turns),
             ticket,
             call,
+            kind,
             deadline,
+            own,
             promise,
         })
     }
-}
 
-impl Work for Reduction {
-    fn is_ready(&self) -> bool {
-        self.promise.get().is_some() || self.turns.has_failed()
+    fn caller(&self) -> Caller {
+        Caller::host(self.turns.rank, self.turns.world_size)
     }
 
-    fn wait(&mut self) -> Result<(), Error> {
-        let collective = self.call.collective;
-        self.turns
-            .wait(collective, self.ticket, self.deadline, |_| {
-                self.promise.get().map(|result| match result {
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(error.clone()),
-                })
-            })
-    }
-
-    fn finish(mut self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
-        self.wait()?;
+    /// Copies a result that nobody had an output for.
+    fn copy_out(&self, scratch: &Scratch, output: &mut dyn SegmentsMut) {
         let Turns {
             rank, world_size, ..
         } = *self.turns;
-        Caller::host(rank, world_size).reduction_output(&self.call, output)?;
-        let Some(Ok(scratch)) = self.promise.get() else {
-            return Ok(());
-        };
         let mut rest: &[u8] = bytemuck::cast_slice(scratch);
         let size_bytes = size_bytes(&self.call);
         for (segment, &numel) in self.call.numels.iter().enumerate() {
@@ -151,11 +233,55 @@ impl Work for Reduction {
             padding.fill(0);
             rest = later;
         }
+    }
+}
+
+impl Work for Started {
+    fn is_ready(&self) -> bool {
+        self.promise.get().is_some() || self.turns.has_failed()
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        if let Some(job) = self.turns.claim(self.ticket) {
+            job.run(&self.turns);
+        }
+        let collective = self.call.collective;
+        self.turns
+            .wait(collective, self.ticket, self.deadline, |_| {
+                self.promise.get().map(|result| match result {
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(error.clone()),
+                })
+            })
+    }
+
+    fn finish(mut self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
+        if self.kind == Kind::Announcement {
+            return self.wait();
+        }
+        let copies = self.call.op.is_none() && self.own.is_none();
+        if copies
+            && self.caller().output(&self.call, output).is_ok()
+            && let Some(job) = self.turns.claim(self.ticket)
+        {
+            return job.run_into(&self.turns, output);
+        }
+        self.wait()?;
+        self.caller().output(&self.call, output)?;
+        if let Some(own) = &self.own {
+            for segment in 0..output.count() {
+                let own = own.bytes(segment);
+                let own = own.expect("a root's input should be present");
+                parallel::copy(own, output.bytes_mut(segment));
+            }
+        } else if let Some(Ok(scratch)) = self.promise.get() {
+            self.copy_out(scratch, output);
+        }
         Ok(())
     }
 }
 
-impl Drop for Reduction {
+impl Drop for Started {
     fn drop(&mut self) {
         // Nobody else holds the promise once it is kept and those that wait are told.
         if let Some(promise) = Arc::get_mut(&mut self.promise)
@@ -163,29 +289,5 @@ impl Drop for Reduction {
         {
             self.turns.shelf.give_back(scratch);
         }
-    }
-}
-
-/// The handle of an announcement.
-pub(super) struct Announcement(Reduction);
-
-impl Announcement {
-    /// Queues the header of `call`.
-    pub(super) fn start(turns: &Arc<Turns>, call: Call, deadline: Duration) -> Result<Self, Error> {
-        Reduction::start(turns, call, deadline, None).map(Self)
-    }
-}
-
-impl Work for Announcement {
-    fn is_ready(&self) -> bool {
-        self.0.is_ready()
-    }
-
-    fn wait(&mut self) -> Result<(), Error> {
-        self.0.wait()
-    }
-
-    fn finish(mut self: Box<Self>, _: &mut dyn SegmentsMut) -> Result<(), Error> {
-        self.wait()
     }
 }

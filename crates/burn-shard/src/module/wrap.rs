@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, Bytes, Int, Tensor, TensorData};
-use burn_shard_comm::{DType, Error as CommError, ProcessGroup, Segments};
+use burn_shard_comm::{DType, Error as CommError, ProcessGroup, SegmentLayout, Segments};
 
 use super::bind::{AutodiffState, Storage};
 use super::inspect::inspect;
@@ -157,16 +157,21 @@ impl Distribute<'_> {
     fn try_broadcast(&self, tensor: &mut HostTensor) -> Result<(), CommError> {
         let (dtype, numel) = (tensor.dtype(), tensor.numel());
         let communicator = self.engine.context.process_group.communicator();
+        let layout = SegmentLayout {
+            dtype,
+            numels: vec![numel],
+        };
         if self.engine.rank() == 0 {
             let input: Arc<dyn Segments> = Arc::new(TensorSegments {
                 dtype,
                 tensors: vec![(numel, Some(tensor.clone()))],
                 purpose: Purpose::default(),
             });
-            return communicator.broadcast(Some(input), None, 0);
+            return communicator.broadcast(Some(input), layout, 0)?.wait();
         }
+        let work = communicator.broadcast(None, layout, 0)?;
         let pieces = vec![tensor.as_bytes_mut()];
-        communicator.broadcast(None, Some(&mut PiecesMut { dtype, pieces }), 0)
+        work.finish(&mut PiecesMut { dtype, pieces })
     }
 
     fn broadcast_data(&mut self, data: TensorData) -> TensorData {

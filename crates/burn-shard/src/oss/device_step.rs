@@ -115,7 +115,8 @@ fn gather(
     };
     let ranges = step.gathered_to(stepped);
     let numels: Vec<usize> = ranges.iter().map(|&(_, numel)| numel).collect();
-    let work = crate::compat::all_gather(&engine.context.process_group, input.segments(), &numels)?;
+    let communicator = engine.context.process_group.communicator();
+    let work = communicator.all_gather(input.segments(), &numels)?;
     let mut output = engine.context.output(group.dtype, vec![(&mut full, ranges)])?;
     work.finish(&mut *output)?;
     drop(output);

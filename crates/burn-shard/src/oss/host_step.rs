@@ -68,7 +68,8 @@ pub(super) fn run(
         let input = step.gathered_from(&Flat::Host(shards.freeze()), stepped)?;
         let ranges = step.gathered_to(stepped);
         let numels: Vec<usize> = ranges.iter().map(|&(_, numel)| numel).collect();
-        let work = crate::compat::all_gather(&engine.context.process_group, input.segments(), &numels)?;
+        let communicator = engine.context.process_group.communicator();
+    let work = communicator.all_gather(input.segments(), &numels)?;
         work.finish(&mut pieces_mut(bytes, group.dtype, ranges.into_iter()))?;
     }
     Ok(())

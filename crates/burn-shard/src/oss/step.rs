@@ -57,7 +57,7 @@ pub(super) fn step<M: Module>(
             job.as_ref().map(|job| (index, rate(job)))
         });
         let stepped: Vec<(usize, f64)> = stepped.collect();
-        history = history.after_step(&stepped, engine.plan().params.len());
+        history = history.after_step(&stepped, engine.plan());
     }
     let instance = engine.new_instance(history);
     for group in 0..engine.plan().groups.len() {
@@ -76,6 +76,7 @@ pub(super) fn step<M: Module>(
     let engine = Arc::clone(engine);
     let inner = storage.bind(&engine, skeleton);
     let module = ShardedModule::from_parts(graph, inner);
+    let result = result.and_then(|()| engine.start_gathers(&instance));
     match result {
         Ok(()) => Ok(module),
         Err(error) => Err(StepError::new(module, error)),

@@ -58,10 +58,15 @@ impl ParamSpec {
         let mut shape = vec![1; self.shape.len()];
         match self.shape.as_slice() {
             [] => {}
-            [_] => shape[0] = shard_numel(self.numel(), world_size),
             [first, rest @ ..] => {
-                shape[0] = *first;
-                shape[1] = shard_numel(rest.iter().product(), world_size);
+                let row_numel: usize = rest.iter().product();
+                // Rows that are shorter than that would leave ranks without any element.
+                if rest.is_empty() || row_numel < world_size {
+                    shape[0] = shard_numel(self.numel(), world_size);
+                } else {
+                    shape[0] = *first;
+                    shape[1] = shard_numel(row_numel, world_size);
+                }
             }
         }
         shape
@@ -211,8 +216,9 @@ mod tests {
         assert_eq!(spec(&[8, 4, 3, 3]).shard_shape(3), [8, 12, 1, 1]);
         assert_eq!(spec(&[9]).shard_shape(2), [5]);
         assert_eq!(spec(&[1]).shard_shape(4), [1]);
-        assert_eq!(spec(&[0, 3]).shard_shape(4), [0, 1]);
-        assert_eq!(spec(&[3, 0]).shard_shape(4), [3, 0]);
+        assert_eq!(spec(&[0, 3]).shard_shape(2), [0, 2]);
+        assert_eq!(spec(&[3, 0]).shard_shape(4), [0, 1]);
+        assert_eq!(spec(&[9, 2]).shard_shape(4), [5, 1]);
         assert_eq!(spec(&[]).shard_shape(4), [0usize; 0]);
     }
 }

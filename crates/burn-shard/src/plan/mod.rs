@@ -78,6 +78,11 @@ impl GroupSpec {
         self.strategy.shards_parameters()
     }
 
+    /// Whether whole parameters are gathered once for each value of the module, and kept until the next.
+    pub(crate) fn gathers_once(&self) -> bool {
+        self.shards_parameters() && !self.reshards_after_use()
+    }
+
     /// Whether the full parameters have to be gathered by the step that changed the shards.
     pub(crate) fn gathers_after_step(&self) -> bool {
         self.strategy.gathers_after_step() && !self.shards_parameters()

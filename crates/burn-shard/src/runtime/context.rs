@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn_shard_comm::{DType, ProcessGroup, ReduceOp};
 
+use super::history::names;
 use super::instance::Instance;
 use crate::{Error, ShardConfig};
 use crate::plan::Plan;
@@ -52,7 +53,14 @@ impl Context {
 
     /// The purpose of a collective that does `what` for parameters of a value of the module.
     pub(crate) fn purpose(&self, instance: &Instance, what: &str, members: &[usize]) -> Purpose {
-        instance.history.purpose(what, &self.plan, members)
+        let mut purpose = instance.history.purpose(what, &self.plan, members);
+        let leaves = instance.leaves();
+        let is_frozen = |&index: &usize| leaves[index].is_none() && self.plan.params[index].trainable;
+        let frozen: Vec<usize> = (0..leaves.len()).filter(is_frozen).collect();
+        if !frozen.is_empty() {
+            purpose.text += &format!(", frozen since: {}", names(&self.plan, &frozen));
+        }
+        purpose
     }
 
     /// Returns once every rank has come to the same place in its program. For what would be right on one

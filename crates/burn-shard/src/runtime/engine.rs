@@ -170,6 +170,16 @@ impl Engine {
         index: usize,
         stored: &FlatTensor,
     ) -> Result<FlatTensor, Error> {
+        self.unsharder(instance, |mut unsharder| unsharder.get(index, stored))
+    }
+
+    /// Starts the gathers of a value of the module that has just been made, where its parameters are
+    /// gathered once for all reads.
+    pub(crate) fn start_gathers(&self, instance: &Instance) -> Result<(), Error> {
+        self.unsharder(instance, |mut unsharder| unsharder.start_once())
+    }
+
+    fn unsharder<T>(&self, instance: &Instance, with: impl FnOnce(Unsharder<'_>) -> T) -> T {
         let mut state = self.state.lock();
         let State {
             groups,
@@ -183,13 +193,12 @@ impl Engine {
             instance,
             read_as: *read_as,
         };
-        let mut unsharder = Unsharder {
+        with(Unsharder {
             value,
             groups,
             schedule,
             clock,
-        };
-        unsharder.get(index, stored)
+        })
     }
 
     /// Takes the gradient of one read; reduces whichever groups are complete by it.

@@ -183,6 +183,15 @@ impl ParamGroup {
         }
     }
 
+    /// Whether whole parameters were made from `shards`, or are about to be.
+    pub(crate) fn is_made_from(&self, shards: &Flat) -> bool {
+        match &self.params {
+            Params::Sharded => false,
+            Params::Gathering(gather) => gather.shards.is(shards),
+            Params::Gathered(gathered) => gathered.shards.is(shards),
+        }
+    }
+
     /// Takes the gather that was started from `shards`.
     pub(crate) fn take_gather_of(&mut self, shards: &Flat) -> Option<Gather> {
         match std::mem::take(&mut self.params) {

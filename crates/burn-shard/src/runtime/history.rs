@@ -2,6 +2,7 @@
 //! that made another step, at another rate, or of other parameters, are found at the next one.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use crate::plan::Plan;
 use crate::plan::verify::{HASH_START, hash_bytes};
@@ -19,11 +20,11 @@ pub(crate) struct History {
     last_step: Option<LastStep>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct LastStep {
-    lr: f64,
-    stepped: usize,
-    params: usize,
+    lr: Option<f64>,
+    /// Trainable parameters that had no gradient.
+    left_out: Arc<[usize]>,
 }
 
 impl History {
@@ -47,7 +48,7 @@ impl History {
 
     /// What it is after an optimizer step of the parameters `stepped`, each at its learning rate.
     #[must_use]
-    pub(crate) fn after_step(mut self, stepped: &[(usize, f64)], params: usize) -> Self {
+    pub(crate) fn after_step(mut self, stepped: &[(usize, f64)], plan: &Plan) -> Self {
         self.steps += 1;
         self.maps = 0;
         for (index, lr) in stepped {
@@ -55,10 +56,12 @@ impl History {
             self.hash = hash_bytes(self.hash, &lr.to_bits().to_le_bytes());
         }
         self.hash = hash_bytes(self.hash, b"step");
+        let is_left_out = |&index: &usize| {
+            plan.params[index].trainable && stepped.iter().all(|&(other, _)| other != index)
+        };
         self.last_step = Some(LastStep {
-            lr: stepped.first().map_or(f64::NAN, |(_, lr)| *lr),
-            stepped: stepped.len(),
-            params,
+            lr: stepped.first().map(|&(_, lr)| lr),
+            left_out: (0..plan.params.len()).filter(is_left_out).collect(),
         });
         self
     }
@@ -81,10 +84,15 @@ impl History {
             }
         }
         say(format_args!(", module {}, {} steps", self.module, self.steps));
-        if let Some(LastStep { lr, stepped, params }) = self.last_step {
-            say(format_args!(
-                " (the last of {stepped} of {params} parameters, at learning rate {lr})"
-            ));
+        if let Some(LastStep { lr, left_out }) = &self.last_step {
+            match lr {
+                Some(lr) => say(format_args!(" (the last at learning rate {lr}")),
+                None => say(format_args!(" (the last without any gradient")),
+            }
+            if !left_out.is_empty() {
+                say(format_args!(", leaving out {}", names(plan, left_out)));
+            }
+            say(format_args!(")"));
         }
         if self.maps > 0 {
             say(format_args!(", {} loads or maps since", self.maps));
@@ -92,4 +100,16 @@ impl History {
         // 0 would mean that nothing is to be compared.
         Purpose { label: label.max(1), text }
     }
+}
+
+/// The paths of a few of `params`.
+pub(crate) fn names(plan: &Plan, params: &[usize]) -> String {
+    const SHOWN: usize = 3;
+    let shown = params.iter().take(SHOWN).map(|&index| format!("`{}`", plan.params[index].path));
+    let mut names = shown.collect::<Vec<_>>().join(", ");
+    if params.len() > SHOWN {
+        write!(names, " and {} more", params.len() - SHOWN)
+            .expect("writing to a string should succeed");
+    }
+    names
 }

@@ -63,7 +63,6 @@ impl Reducer<'_> {
             Some(sum) => {
                 context.ledger.sub(MemoryKind::Gradients, sum.size_bytes());
                 // The later read's comes first, as the gradients of a plain parameter do.
-                let (sum, gradient) = (sum.cast::<B>(spec.dtype), gradient.cast::<B>(spec.dtype));
                 sum.add::<B>(gradient)
             }
         };
@@ -180,11 +179,7 @@ impl Reducer<'_> {
                 (context.plan.params[index].numel(), sum)
             })
             .collect();
-        let mut purpose = context.purpose(self.instance, "gradients", &members);
-        let frozen = |&&index: &&usize| leaves[index].is_none() && context.plan.params[index].trainable;
-        for &index in spec.members.iter().filter(frozen) {
-            purpose.text += &format!(", `{}` is frozen", context.plan.params[index].path);
-        }
+        let purpose = context.purpose(self.instance, "gradients", &members);
         let input = context.input(spec.reduce, purpose, tensors)?;
         let communicator = context.process_group.communicator();
         let work = if spec.strategy.shards_gradients() {

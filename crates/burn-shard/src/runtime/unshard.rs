@@ -83,8 +83,12 @@ impl Unsharder<'_> {
         };
         *self.clock += 1;
         if self.groups[place.group].gathered_from(&flat).is_none() {
-            self.schedule.note_gather(place.group);
-            self.make_room(place.group);
+            if spec.gathers_once() {
+                self.start_once()?;
+            } else {
+                self.schedule.note_gather(place.group);
+                self.make_room(place.group);
+            }
             let group = &mut self.groups[place.group];
             let gathered = match group.take_gather_of(&flat) {
                 Some(gather) => finish(value, place.group, gather)?,
@@ -102,6 +106,23 @@ impl Unsharder<'_> {
         let full = gathered.full[place.member].clone();
         self.prefetch()?;
         Ok(full)
+    }
+
+    /// Starts the gathers of all groups that are gathered once, unless they have been started. In the
+    /// order of the plan, whatever is read first: ranks may read different parameters.
+    pub(super) fn start_once(&mut self) -> Result<(), Error> {
+        let Value { context, instance, .. } = self.value;
+        for (index, spec) in context.plan.groups.iter().enumerate() {
+            let group = &mut self.groups[index];
+            if spec.gathers_once()
+                && let Some(flat) = instance.flat(index)
+                && !group.is_made_from(&flat)
+            {
+                group.reshard();
+                group.params = Params::Gathering(start(self.value, index, flat)?);
+            }
+        }
+        Ok(())
     }
 
     /// Starts the gathers of the groups that come next.
@@ -192,7 +213,10 @@ fn start(value: Value<'_>, group: usize, shards: Flat) -> Result<Gather, Error> 
     let purpose = context.purpose(instance, "gather", &spec.members);
     let input = context.input(dtype, purpose, tensors)?;
     let numels: Vec<usize> = spec.layout.members.iter().map(|member| member.numel).collect();
-    let work = crate::compat::all_gather(&context.process_group, input.segments(), &numels)
+    let work = context
+        .process_group
+        .communicator()
+        .all_gather(input.segments(), &numels)
         .map_err(|source| failed(context, spec.members[0], source))?;
     Ok(Gather { shards, work })
 }
@@ -220,7 +244,10 @@ fn unshard_one(
     let shard = context.readable(&cast).view(0, &[member.shard_numel], dtype);
     let purpose = context.purpose(instance, "gather of one parameter", &[index]);
     let input = context.input(dtype, purpose, vec![(member.shard_numel, Some(shard))])?;
-    let work = crate::compat::all_gather(&context.process_group, input.segments(), &[member.numel])
+    let work = context
+        .process_group
+        .communicator()
+        .all_gather(input.segments(), &[member.numel])
         .map_err(|source| failed(context, index, source))?;
     Ok(receive(context, &[index], dtype, work)?.remove(0))
 }

@@ -192,6 +192,10 @@ impl Segments for TensorSegments {
     fn label(&self) -> u64 {
         self.purpose.label
     }
+
+    fn describe(&self) -> String {
+        self.purpose.text.clone()
+    }
 }
 
 /// Pieces of buffers that a collective writes.

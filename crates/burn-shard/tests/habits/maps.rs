@@ -17,7 +17,7 @@ impl ModuleMapper for Clamp {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|tensor| {
             let tracked = tensor.is_require_grad();
-            let clamped = tensor.without_autodiff().clamp(-0.2, 0.2);
+            let clamped = tensor.without_autodiff().clamp(-0.05, 0.05);
             Tensor::from_inner(clamped).set_require_grad(tracked)
         })
     }
@@ -31,7 +31,7 @@ fn clamping_weights_by_map_equals_the_plain_module() {
             pair = pair.step(|net| net.loss(x(group, step)));
             pair = pair.map(|| Clamp);
         }
-        let clamped = 0.2f32.to_bits();
+        let clamped = 0.05f32.to_bits();
         assert!(
             values(&pair.plain)
                 .iter()

@@ -11,7 +11,7 @@ use burn::prelude::*;
 use burn_shard::{MemoryKind, Oss, ProcessGroup, ShardConfig, ShardedModule, ShardingStrategy};
 
 use crate::common::{
-    assert_bits, bits, device, gathered_gradients, gradients, plain_dp_gradients, values,
+    Bits, assert_bits, bits, device, gathered_gradients, gradients, plain_dp_gradients, values,
 };
 use crate::fill::{Fill, noise};
 
@@ -148,11 +148,13 @@ fn compare<M: Module>(
     for step in 0..STEPS {
         let draw = Draw::new(group, step, device.clone());
         let (own, expected) = (forward(&model, &draw), forward(&plain, &draw));
-        assert_same("output", step, own.clone(), expected.clone());
+        let compare = if adds_up_in_parts(&model) { assert_near } else { assert_bits };
+        let output = |tensor: &Tensor<1>| vec![(String::new(), bits(tensor.clone()))];
+        compare("output", step, &output(&own), &output(&expected));
         let loss = |output: Tensor<1>| (output.clone() * draw.x(output.dims())).mean();
         let grads = GradientsParams::from_grads(loss(own).backward(), &model);
         let plain_grads = plain_dp_gradients(&loss(expected), &plain, group);
-        assert_bits(
+        compare(
             "gradients",
             step,
             &gathered_gradients(&model, &grads),
@@ -160,7 +162,7 @@ fn compare<M: Module>(
         );
         model = oss.step(0.1, model, grads);
         plain = stock.step(0.1, plain, plain_grads);
-        assert_bits(
+        compare(
             "parameters",
             step,
             &values(&model.unsharded()),
@@ -173,13 +175,32 @@ fn compare<M: Module>(
         forward(&model.valid(), &draw),
         forward(&plain.valid(), &draw),
     );
-    assert_same("output of `valid`", STEPS, own, expected);
+    let compare = if adds_up_in_parts(&model) { assert_near } else { assert_bits };
+    let output = |tensor: Tensor<1>| vec![(String::new(), bits(tensor))];
+    compare("output of `valid`", STEPS, &output(own), &output(expected));
 }
 
+/// Whether gradients of one parameter are added up in another order than Burn's: its group is gathered anew
+/// for each step of a sequence, and each of these reads has a sum of its own.
+fn adds_up_in_parts<M: Module>(model: &ShardedModule<M>) -> bool {
+    let is_recurrent = type_name::<M>().contains("::rnn::");
+    is_recurrent && model.strategy() == ShardingStrategy::Full && model.groups().len() > 2
+}
+
+/// Sums of five terms in another order: within a few units in the last place of the largest term. Three
+/// steps at a rate of 0.1 add up as many of these errors.
 #[track_caller]
-fn assert_same(what: &str, step: usize, actual: Tensor<1>, expected: Tensor<1>) {
-    let bits = |tensor| vec![(String::new(), bits(tensor))];
-    assert_bits(what, step, &bits(actual), &bits(expected));
+fn assert_near(what: &str, step: usize, actual: &Bits, expected: &Bits) {
+    assert_eq!(actual.len(), expected.len(), "{what}, step {step}");
+    for ((path, actual), (_, expected)) in actual.iter().zip(expected) {
+        let floats = |bits: &[u32]| bits.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>();
+        let (actual, expected) = (floats(actual), floats(expected));
+        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (a, e) in actual.iter().zip(&expected) {
+            let bound = 16.0 * f32::EPSILON * largest * (step + 1) as f32;
+            assert!((a - e).abs() <= bound, "{what}, step {step}: `{path}`: {a}, not {e}");
+        }
+    }
 }
 
 /// A table in which nothing is sharded would show nothing.
@@ -191,11 +212,15 @@ fn assert_is_sharded<M: Module>(model: &ShardedModule<M>) {
         // Vectors stay whole: norms ask the stored one for its length.
         && !model.params().iter().all(is_vector)
     {
-        let full: usize = model.params().iter().map(|p| p.numel() * 4).sum();
+        let bytes = |vectors: bool| -> usize {
+            let params = model.params().iter().filter(|p| is_vector(p) == vectors);
+            params.map(|p| p.numel() * 4).sum()
+        };
+        let (vectors, matrices) = (bytes(true), bytes(false));
         let stored = model.memory().of(MemoryKind::Parameters).live_bytes as usize;
         assert!(
-            stored * 4 < full * 3,
-            "{stored} of {full} bytes are on one of {world_size} ranks"
+            (stored - vectors) * 4 < matrices * 3,
+            "{stored} bytes are on one of {world_size} ranks, of {matrices} of matrices and {vectors} of vectors"
         );
     }
 }

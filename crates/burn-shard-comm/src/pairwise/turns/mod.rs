@@ -1,9 +1,9 @@
 //! One rank's collectives, one at a time: tickets and turns. The thread that runs reductions is in
 //! `progress.rs`, what is done about a failure in `failure.rs`.
 //!
-//! A collective takes its ticket when it is called; the ticket is its number. When its turn comes, a
-//! reduction runs on the rank's progress thread, any other collective on the thread that called it, so
-//! that it can receive straight into the output. Either way it has the transport for itself.
+//! A collective takes its ticket when it is called; the ticket is its number. When its turn comes, it
+//! runs on the rank's progress thread, unless a thread has begun to wait for it before: then on that one,
+//! which can receive straight into the output. Either way it has the transport for itself.
 //!
 //! The first failure is kept. Whoever notices it cancels what is running and says farewell; nothing
 //! is sent after that.
@@ -22,9 +22,10 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     desk::{Desk, Shelf},
+    header::Numbered,
     line::{Failure, Line},
     verdict,
-    work::Job,
+    work::{Job, Kind},
 };
 use crate::{
     call::Call, communicator::Collective, error::Error, spawn::panic_message, time::after,
@@ -95,26 +96,25 @@ impl Turns {
         self.state.lock().traffic
     }
 
-    /// Takes the ticket of `call`, unless the group is poisoned.
-    pub(super) fn enter(&self, call: &Call) -> Result<u64, Error> {
-        let mut state = self.state.lock();
-        let ticket = self.ticket(&mut state, call)?;
-        state.traffic.record(call, self.rank, self.world_size);
-        Ok(ticket)
-    }
-
-    /// Queues the reduction or announcement that `job` makes of its ticket.
+    /// Queues the collective or announcement that `job` makes of its ticket.
     pub(super) fn queue(&self, call: &Call, job: impl FnOnce(u64) -> Job) -> Result<u64, Error> {
         let mut state = self.state.lock();
         let ticket = self.ticket(&mut state, call)?;
         let job = job(ticket);
-        if job.input.is_some() {
+        if job.kind == Kind::Exchange {
             state.traffic.record(call, self.rank, self.world_size);
         }
         state.jobs.push_back(job);
         drop(state);
         self.changed.notify_all();
         Ok(ticket)
+    }
+
+    /// Takes a job out of the queue if its turn has not begun: the caller has to run it.
+    pub(super) fn claim(&self, ticket: u64) -> Option<Job> {
+        let jobs = &mut self.state.lock().jobs;
+        let index = jobs.iter().position(|job| job.ticket == ticket)?;
+        jobs.remove(index)
     }
 
     fn ticket(&self, state: &mut State, call: &Call) -> Result<u64, Error> {
@@ -130,14 +130,14 @@ impl Turns {
         Ok(ticket)
     }
 
-    /// Runs `work` when it is the turn of `ticket`.
+    /// Runs `work` when it is the turn of the collective with this number.
     pub(super) fn run(
         &self,
-        (ticket, call): (u64, &Call),
+        numbered: Numbered<'_>,
         deadline: Duration,
         work: impl FnOnce(&mut Line<'_>, &mut Desk) -> Result<(), Failure>,
     ) -> Result<(), Error> {
-        let collective = call.collective;
+        let (ticket, collective) = (numbered.sequence, numbered.call.collective);
         self.wait(collective, ticket, deadline, |state| {
             if state.failure.is_some() {
                 Some(Err(self.interrupted(

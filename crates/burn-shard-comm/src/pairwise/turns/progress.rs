@@ -1,4 +1,4 @@
-//! The thread that runs reductions, looks for failures while nothing is exchanged, and leaves.
+//! The thread that runs what nobody waits for yet, looks for failures while nothing is exchanged, and leaves.
 
 use std::{
     sync::Arc,

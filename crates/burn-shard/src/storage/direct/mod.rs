@@ -217,6 +217,10 @@ impl Segments for DirectSegments {
         self.purpose.label
     }
 
+    fn describe(&self) -> String {
+        self.purpose.text.clone()
+    }
+
     fn device(&self) -> Option<&dyn Any> {
         Some(&self.device)
     }
