@@ -10,6 +10,7 @@ use crate::{
     placement::{Placement, PlacementError},
     rendezvous::Rendezvous,
     spawn::Local,
+    tcp::record::{Ending, record},
 };
 
 const BIND: &str = "BURN_SHARD_BIND";
@@ -27,6 +28,7 @@ impl ProcessGroup {
     /// | `BURN_SHARD_TOKEN` | shared secret of the job; needed beyond one host |
     /// | `BURN_SHARD_BIND` | address of this host to listen on, `0.0.0.0` for all; needed beyond one host |
     /// | `BURN_SHARD_TIMEOUT` | see [`ProcessGroup::deadline_from_env`] |
+    /// | `BURN_SHARD_ERROR_FILE` | set by `burn-shard launch`: where this rank records when its group failed or was left, so that the launcher can tell which rank failed first |
     ///
     /// # Errors
     ///
@@ -57,7 +59,7 @@ impl ProcessGroup {
         if let Some(address) = bind {
             rendezvous = rendezvous.bind(address);
         }
-        let transport = rendezvous.tcp()?;
+        let transport = rendezvous.tcp().inspect_err(|_| record(Ending::Failed))?;
         Ok(Self::new(Arc::new(Pairwise::new(transport, deadline))))
     }
 

@@ -91,19 +91,17 @@ impl Launch {
         options.grace = Duration::from_secs(self.grace);
         options.token = match self.token_file {
             Some(file) => Some(token_from(&file)?),
-            None => std::env::var("BURN_SHARD_TOKEN")
-                .ok()
-                .filter(|token| !token.is_empty()),
+            None => std::env::var_os("BURN_SHARD_TOKEN").filter(|token| !token.is_empty()),
         };
-        options.job_id = self
-            .job_id
-            .or_else(|| std::env::var("BURN_SHARD_JOB_ID").ok());
+        let job_id = || std::env::var("BURN_SHARD_JOB_ID").ok();
+        let job_id = self.job_id.or_else(job_id);
+        options.job_id = job_id.filter(|job_id| !job_id.is_empty());
         Ok(options)
     }
 }
 
-fn token_from(file: &std::path::Path) -> Result<String, String> {
-    use std::os::unix::fs::PermissionsExt;
+fn token_from(file: &std::path::Path) -> Result<OsString, String> {
+    use std::os::unix::{ffi::OsStringExt, fs::PermissionsExt};
 
     let name = file.display();
     let failed = |error: std::io::Error| format!("--token-file {name}: {error}");
@@ -114,11 +112,11 @@ fn token_from(file: &std::path::Path) -> Result<String, String> {
             mode & 0o777
         ));
     }
-    let token = fs::read_to_string(file).map_err(failed)?.trim().to_owned();
+    let token = fs::read(file).map_err(failed)?.trim_ascii().to_vec();
     if token.is_empty() {
         return Err(format!(
             "--token-file {name} is empty (to make one: head -c 32 /dev/urandom | base64)"
         ));
     }
-    Ok(token)
+    Ok(OsString::from_vec(token))
 }

@@ -12,7 +12,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{TcpTransport, peer::Peer};
+use super::{
+    TcpTransport,
+    peer::Peer,
+    record::{Ending, record},
+};
 use crate::{
     rendezvous::{Door, Failed, Rendezvous, RendezvousError, Secret, Store, dial, explain, offer},
     sockets::{slice, wait},
@@ -62,6 +66,7 @@ impl Rendezvous {
                 Ok(transport)
             }
             Err(error) => {
+                record(Ending::Failed);
                 store.report(&error);
                 Err(error)
             }
