@@ -72,6 +72,7 @@ mod call;
 mod communicator;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod deadline;
 mod dtype;
 mod error;
 mod from_env;

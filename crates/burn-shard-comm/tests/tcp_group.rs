@@ -105,6 +105,27 @@ fn a_process_without_a_launcher_is_told_how_to_start() {
 }
 
 #[test]
+fn one_main_runs_threads_without_a_launcher_and_its_rank_with_one() {
+    let run = |mut command: std::process::Command| {
+        command.env(programs::OR_SPAWN, "3");
+        Rank::start(command)
+    };
+    let alone = run(program()).end(SOON).output;
+    assert!(alone.contains("sums: [6, 6, 6]\n"), "{alone}");
+    let job = Job::new(2);
+    let ranks: Vec<Rank> = (0..2).map(|rank| run(job.command(rank))).collect();
+    for rank in ranks {
+        let output = rank.end(SOON).output;
+        assert!(output.contains("sums: [3]\n"), "{output}");
+    }
+    // Wrong variables are no reason to go on as threads.
+    let mut wrong = program();
+    wrong.envs([("RANK", "2"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")]);
+    let output = run(wrong).end(SOON).output;
+    assert!(output.contains("failed: RANK is 2"), "{output}");
+}
+
+#[test]
 fn processes_listen_beyond_loopback_only_with_a_token() {
     let job = Job {
         rounds: 1,

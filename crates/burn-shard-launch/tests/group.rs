@@ -3,6 +3,7 @@
 //! Linux only: processes are found in `/proc`.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+#![allow(clippy::print_stdout, reason = "a rank tells the test by its output")]
 
 mod common;
 #[path = "../../burn-shard-comm/examples/rank_loop.rs"]
@@ -123,10 +124,8 @@ fn process(running: &Running, rank: usize) -> i32 {
 #[test]
 fn a_job_of_a_real_group_ends_when_a_rank_is_killed() {
     if let Ok(fault) = std::env::var(AS_RANK) {
-        std::process::exit(match std::panic::catch_unwind(|| rank(&fault)) {
-            Ok(code) => code,
-            Err(_panic) => 101,
-        });
+        let code = std::panic::catch_unwind(|| rank(&fault));
+        std::process::exit(code.unwrap_or(101));
     }
     for victim in [0, 2] {
         let running = start();
