@@ -94,13 +94,17 @@ mod time;
 mod traffic;
 mod transport;
 
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use rendezvous::wire_checks;
+
 pub use call::{Call, Caller};
 pub use communicator::{Collective, Communicator, ReduceOp, Work, shard_numel};
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use group::ProcessGroup;
 pub use pairwise::Pairwise;
-pub use placement::{Placement, PlacementError, Rule};
+pub use placement::{Launcher, Placement, PlacementError, Token};
 pub use recording::Recording;
 pub use rendezvous::{JobFault, Rendezvous, RendezvousError, Store};
 pub use segments::{MaybeSegment, OwnedSegments, Segments, SegmentsMut, SlicesMut, SparseSegments};

@@ -145,7 +145,46 @@ fn processes_listen_beyond_loopback_only_with_a_token() {
         let expected = "will not listen on 0.0.0.0 without a token";
         assert!(output.contains(expected), "{output}");
     }
-    for output in ranks(Some("secret")) {
+    for output in ranks(Some(processes::TOKEN)) {
         assert!(output.contains("done"), "{output}");
+    }
+}
+
+#[test]
+fn a_rank_that_may_open_too_few_files_says_so_before_ranks_meet() {
+    let job = Job {
+        timeout: Duration::from_secs(20),
+        ..Job::new(32)
+    };
+    let limited = |rank, limit: &str| {
+        let command = job.command(rank);
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-c", &format!("ulimit {limit} 48; exec \"$@\""), "sh"])
+            .arg(command.get_program())
+            .args(command.get_args())
+            .env_clear()
+            .envs(
+                command
+                    .get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            );
+        Rank::start(shell)
+    };
+    // Rank 0 waits for all 32, and hears of rank 2 long before its deadline.
+    let first = job.start(0);
+    // A limit that the process itself may raise is no obstacle: this one joins.
+    let raised = limited(1, "-Sn");
+    let refused = limited(2, "-n").end(SOON).output;
+    assert!(
+        refused.contains("rank 2: a job of 32 ranks takes"),
+        "{refused}"
+    );
+    assert!(refused.contains("at most 48 are allowed"), "{refused}");
+    for output in [first.end(SOON).output, raised.end(SOON).output] {
+        assert!(
+            output.contains("rank 2 failed: rank 2: a job of 32 ranks takes"),
+            "{output}"
+        );
     }
 }

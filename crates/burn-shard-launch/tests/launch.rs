@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn_shard_comm::{Placement, Rule};
+use burn_shard_comm::{Launcher, Placement};
 use common::{Job, PATIENCE, kill, text};
 use rustix::process::Signal;
 
@@ -44,13 +44,13 @@ fn each_rank_finds_its_place() {
             (rank, 3, rank)
         );
         assert_eq!(
-            (placement.local_world_size, placement.rule),
-            (Some(3), Rule::Torchrun)
+            (placement.local_world_size, placement.launcher),
+            (Some(3), Launcher::Torchrun)
         );
         assert!(placement.master_is_loopback() && placement.master_port > 0);
         assert_eq!(placement.job_id.len(), 16);
         assert!(find("RAYON_NUM_THREADS").unwrap().parse::<usize>().unwrap() >= 1);
-        tokens.push(placement.token.unwrap());
+        tokens.push(find("BURN_SHARD_TOKEN").unwrap());
     }
     assert_eq!(tokens[0].len(), 64);
     assert!(tokens.iter().all(|token| *token == tokens[0]));
