@@ -67,7 +67,11 @@ where
         device,
         callbacks,
     };
-    let job = Job::new(places, count.0, Box::new(|grads, earlier| rerun.run(grads, earlier)));
+    let job = Job::new(
+        places,
+        count.0,
+        Box::new(|grads, earlier| rerun.run(grads, earlier)),
+    );
     let chain = cut.into_chain().into_dispatch();
     let gate = Dispatch::gate(Dispatch::recompute(chain, Arc::clone(&job)));
     outputs.map_tensors(&mut Attach {

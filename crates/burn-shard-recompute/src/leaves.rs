@@ -29,7 +29,10 @@ fn unpack<const D: usize>(tensor: Tensor<D>) -> Parcel {
 
 /// Joins `tensor` to the chain of ancestors.
 pub(crate) fn join<const D: usize>(chain: Tensor<1>, tensor: Tensor<D>) -> Tensor<1> {
-    Tensor::from_dispatch(Dispatch::join(chain.into_dispatch(), tensor.into_dispatch()))
+    Tensor::from_dispatch(Dispatch::join(
+        chain.into_dispatch(),
+        tensor.into_dispatch(),
+    ))
 }
 
 /// Whether anything is tracked, and the device of the first such tensor.
@@ -154,7 +157,9 @@ impl<'a> Regrow<'a> {
 
     /// The leaves' places, by place of the tensors they stand for.
     pub(crate) fn places(&self) -> impl Iterator<Item = Option<Place>> {
-        self.leaves.iter().map(|leaf| leaf.as_ref().map(|leaf| leaf.place()))
+        self.leaves
+            .iter()
+            .map(|leaf| leaf.as_ref().map(|leaf| leaf.place()))
     }
 
     pub(crate) fn take_gradients(self, grads: &mut Gradients) -> Vec<Option<Parcel>> {

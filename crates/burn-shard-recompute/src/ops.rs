@@ -72,7 +72,8 @@ impl<T> Told<T> {
 
 /// Runs a block again: from the gradients of its outputs and what was summed up before for each place
 /// where it adds a gradient, to the new sums.
-pub(crate) type Rerun = Box<dyn FnOnce(Vec<Option<Parcel>>, Vec<Option<Parcel>>) -> Vec<Option<Parcel>> + Send>;
+pub(crate) type Rerun =
+    Box<dyn FnOnce(Vec<Option<Parcel>>, Vec<Option<Parcel>>) -> Vec<Option<Parcel>> + Send>;
 
 /// A checkpointed block on the tape.
 pub(crate) struct Job {
