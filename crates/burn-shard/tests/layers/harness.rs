@@ -187,7 +187,7 @@ fn assert_is_sharded<M: Module>(model: &ShardedModule<M>) {
     let world_size = model.group().world_size();
     if model.strategy() == ShardingStrategy::Full && world_size > 1 {
         let full: usize = model.params().iter().map(|p| p.numel() * 4).sum();
-        let stored = model.memory().of(MemoryKind::Parameters).live_bytes as usize;
+        let stored = model.memory().of(MemoryKind::Parameters).live_bytes;
         assert!(
             stored * 4 < full * 3,
             "{stored} of {full} bytes are on one of {world_size} ranks"
