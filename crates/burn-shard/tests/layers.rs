@@ -27,25 +27,24 @@ use std::collections::BTreeSet;
 use burn_shard::{ProcessGroup, ShardConfig, ShardingStrategy};
 use harness::{Made, Row};
 
-/// So small that no matrix is left whole.
-const SMALL_GROUPS_BYTES: usize = 4 << 10;
+/// Ranks, and the most bytes of a group. In the small groups no matrix is left whole.
+const BY_DEFAULT: &[(usize, usize)] = &[(1, 25 << 20), (2, 25 << 20), (3, 25 << 20)];
+const BOTH: &[(usize, usize)] = &[(1, 25 << 20), (2, 25 << 20), (3, 25 << 20), (3, 4 << 10)];
+const TWO_RANKS: &[(usize, usize)] = &[(2, 25 << 20)];
 
-/// Checks all rows, and says of all that fail how.
-fn check(rows: &[Row], configs: &[fn(ShardingStrategy) -> ShardConfig], made: Made) {
-    let world_sizes = if made == Made::Filled { 1..=3 } else { 2..=2 };
+/// Checks all rows under every strategy, and says of all that fail how.
+fn check(rows: &[Row], made: Made, runs: &[(usize, usize)]) {
     let mut failures = Vec::new();
     for row in rows {
         for strategy in ShardingStrategy::ALL {
-            for world_size in world_sizes.clone() {
-                for (number, config) in configs.iter().enumerate() {
-                    let config = config(strategy);
-                    let run = |group: ProcessGroup| (row.check)(&group, &config, made);
-                    if let Err(error) = ProcessGroup::spawn(world_size, run) {
-                        failures.push(format!(
-                            "{}, {strategy}, {world_size} ranks, configuration {number}: {error}",
-                            row.name
-                        ));
-                    }
+            for &(world_size, cap_bytes) in runs {
+                let config = ShardConfig::new(strategy).with_group_cap_bytes(cap_bytes);
+                let run = |group: ProcessGroup| (row.check)(&group, &config, made);
+                if let Err(error) = ProcessGroup::spawn(world_size, run) {
+                    failures.push(format!(
+                        "{}, {strategy}, {world_size} ranks, groups of {cap_bytes} bytes: {error}",
+                        row.name
+                    ));
                 }
             }
         }
@@ -58,14 +57,6 @@ fn check(rows: &[Row], configs: &[fn(ShardingStrategy) -> ShardConfig], made: Ma
     );
 }
 
-fn by_default(strategy: ShardingStrategy) -> ShardConfig {
-    ShardConfig::new(strategy)
-}
-
-fn in_small_groups(strategy: ShardingStrategy) -> ShardConfig {
-    ShardConfig::new(strategy).with_group_cap_bytes(SMALL_GROUPS_BYTES)
-}
-
 macro_rules! checked {
     ($($rows:ident { $($(#[$attribute:meta])* $test:ident of $made:ident,)* })*) => {
         $(mod $rows {
@@ -74,9 +65,9 @@ macro_rules! checked {
                 #[test]
                 $(#[$attribute])*
                 fn $test() {
-                    let (made, both) = (Made::$made, [by_default, in_small_groups]);
-                    let configs = if made == Made::Filled { &both[..] } else { &both[..1] };
-                    check(&table::$rows(), configs, made);
+                    let made = Made::$made;
+                    let runs = if made == Made::Filled { BOTH } else { TWO_RANKS };
+                    check(&table::$rows(), made, runs);
                 }
             )*
         })*
@@ -124,7 +115,7 @@ checked! {
 /// They hold no parameter: only that gradients go through them, and that wrapping leaves them as they are.
 #[test]
 fn layers_without_parameters_in_a_wrapped_module_equal_the_plain_ones() {
-    check(&table::without_parameters(), &[by_default], Made::Filled);
+    check(&table::without_parameters(), Made::Filled, BY_DEFAULT);
 }
 
 /// Public modules of burn-nn that have no row, and why.

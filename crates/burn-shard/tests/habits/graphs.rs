@@ -122,7 +122,7 @@ fn a_layer_used_64_times_keeps_no_more_than_a_few_gradients_of_its_weight() {
                 let device = device();
                 let layer = LinearConfig::new(SIZE, SIZE).with_bias(false).init(&device);
                 let model = ShardedModule::<Linear>::new(layer, strategy, group).unwrap();
-                let parameters = (SIZE * SIZE * size_of::<f32>()) as u64;
+                let parameters = SIZE * SIZE * size_of::<f32>();
                 model.reset_memory_peak();
                 let mut x = Tensor::<2>::ones([1, SIZE], &device);
                 for _ in 0..64 {
@@ -131,7 +131,7 @@ fn a_layer_used_64_times_keeps_no_more_than_a_few_gradients_of_its_weight() {
                 let _grads = x.mean().backward();
                 let peak = model.memory().of(MemoryKind::Gradients).peak_bytes;
                 assert!(
-                    peak as u64 <= 4 * parameters,
+                    peak <= 4 * parameters,
                     "{strategy} of {world_size}: gradients of {peak} bytes at a time, of a parameter of {parameters}"
                 );
             });

@@ -217,7 +217,7 @@ fn assert_is_sharded<M: Module>(model: &ShardedModule<M>) {
             params.map(|p| p.numel() * 4).sum()
         };
         let (vectors, matrices) = (bytes(true), bytes(false));
-        let stored = model.memory().of(MemoryKind::Parameters).live_bytes as usize;
+        let stored = model.memory().of(MemoryKind::Parameters).live_bytes;
         assert!(
             (stored - vectors) * 4 < matrices * 3,
             "{stored} bytes are on one of {world_size} ranks, of {matrices} of matrices and {vectors} of vectors"
