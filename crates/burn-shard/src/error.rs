@@ -182,6 +182,46 @@ pub enum Error {
         rank: usize,
     },
 
+    /// The norm of all gradients is infinite or not a number.
+    #[error(
+        "rank {rank}: the norm of all gradients is {norm}, so that a step would spoil every parameter (lower \
+         the learning rate, or leave such steps out by `NonFinite::Skip`)"
+    )]
+    NonFiniteGradients {
+        /// This rank.
+        rank: usize,
+        /// The norm, the same on every rank.
+        norm: f64,
+    },
+
+    /// A checkpoint could not be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] burn_shard_checkpoint::Error),
+
+    /// A checkpoint that was not written by this crate, or by another version of it.
+    #[error(
+        "the checkpoint has no state that this version understands: {source} (load its tensors with \
+         burn_shard_checkpoint)"
+    )]
+    ForeignCheckpoint {
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+
+    /// The checkpoint has the state of another optimizer.
+    #[error(
+        "rank {rank}: the checkpoint has {found:?} as the optimizer's state of `{path}`, which this optimizer \
+         does not keep (make it of the configuration that was saved)"
+    )]
+    OtherOptimizer {
+        /// This rank.
+        rank: usize,
+        /// Module path.
+        path: String,
+        /// Names of the state found.
+        found: Vec<String>,
+    },
+
     /// A running statistic beside parameters that are used in another type.
     #[error(
         "rank {rank}: `{path}` is a buffer of the module, which Burn keeps in {dtype} and does not mix with \
@@ -299,8 +339,8 @@ pub enum Error {
 
     /// Clipping by the norm of one tensor, which no rank can see whole.
     #[error(
-        "gradient clipping by norm looks at whole tensors, and a rank has only its shards (clip by \
-         value, or clip before sharding under the replicated strategy)"
+        "gradient clipping by the norm of each tensor looks at whole tensors, and a rank has only its shards \
+         (clip by the norm of all of them with `Oss::with_norm_clipping`, or by value)"
     )]
     NormClipping,
 

@@ -58,6 +58,7 @@
 //! | read | one use of a parameter in forward, through `Param::val` |
 
 mod autodiff;
+pub mod checkpoint;
 mod error;
 mod module;
 mod oss;
@@ -72,7 +73,10 @@ pub use burn_shard_comm::{
 };
 pub use error::Error;
 pub use module::sharded_module::{NoSync, ShardedModule};
-pub use oss::{ElementwiseConfig, Oss, StepError};
+pub use oss::{
+    ElementwiseConfig, GradScaler, GradScalerConfig, GradientNorm, GradientNormClipping, NonFinite,
+    Oss, StepError,
+};
 pub use plan::config::ShardConfig;
 pub use plan::layout::ParamSpec;
 pub use plan::precision::{MixedPrecision, Precision};

@@ -9,7 +9,9 @@ mod mlp;
 use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams};
 use burn::prelude::*;
-use burn_shard::{Collective, Error, Oss, ProcessGroup, ShardConfig, ShardedModule, ShardingStrategy};
+use burn_shard::{
+    Collective, Error, Oss, ProcessGroup, ShardConfig, ShardedModule, ShardingStrategy,
+};
 use common::{Batch, OddNet, PlainDp, assert_bits, device, gradients, own_gradients, values};
 use mlp::{Mlp, input};
 
@@ -53,8 +55,9 @@ fn micro_batches_under_no_sync_equal_plain_accumulation_bit_for_bit() {
         let mut plain = model.unsharded().train();
         let mut oss = Oss::new(AdamConfig::new(), group).unwrap();
         let mut stock = AdamConfig::new().init();
-        for (step, (micro_batches, scale)) in
-            [(3, 3.0), (3, 3.0), (1, 1.0), (4, 4.0), (2, 2.0)].into_iter().enumerate()
+        for (step, (micro_batches, scale)) in [(3, 3.0), (3, 3.0), (1, 1.0), (4, 4.0), (2, 2.0)]
+            .into_iter()
+            .enumerate()
         {
             let batch = |micro: usize| Batch::new(group.rank(), step + 7 * micro, strategy);
             let loss = |net: &OddNet, micro: usize| net.loss(&batch(micro), &device) / scale;
@@ -68,13 +71,25 @@ fn micro_batches_under_no_sync_equal_plain_accumulation_bit_for_bit() {
             }
             let last = loss(&model, micro_batches - 1).backward();
             let grads = GradientsParams::from_grads(last, &model);
-            let losses = (0..micro_batches).map(|micro| loss(&plain, micro)).collect();
+            let losses = (0..micro_batches)
+                .map(|micro| loss(&plain, micro))
+                .collect();
             let expected = accumulated(&plain, losses, group);
             let own = own_gradients(&gradients(&plain, &expected), &model);
-            assert_bits(&format!("{strategy}: gradients"), step, &gradients(&model, &grads), &own);
+            assert_bits(
+                &format!("{strategy}: gradients"),
+                step,
+                &gradients(&model, &grads),
+                &own,
+            );
             model = oss.step(0.01, model, grads);
             plain = stock.step(0.01, plain, expected);
-            assert_bits(&format!("{strategy}"), step, &values(&model.unsharded()), &values(&plain));
+            assert_bits(
+                &format!("{strategy}"),
+                step,
+                &values(&model.unsharded()),
+                &values(&plain),
+            );
         }
     });
 }
@@ -84,7 +99,8 @@ fn micro_batches_under_no_sync_equal_plain_accumulation_bit_for_bit() {
 fn gradients_of_several_backwards_add_up_as_shards() {
     for_all(|group, strategy| {
         let device = device();
-        let model = ShardedModule::new(OddNet::new(&device), small_groups(strategy), group).unwrap();
+        let model =
+            ShardedModule::new(OddNet::new(&device), small_groups(strategy), group).unwrap();
         let plain = model.unsharded().train();
         let mut sum = GradientsAccumulator::new();
         let mut expected = GradientsAccumulator::new();
@@ -96,7 +112,12 @@ fn gradients_of_several_backwards_add_up_as_shards() {
             expected.accumulate(&plain, common::plain_dp_gradients(&loss, &plain, group));
         }
         let expected = own_gradients(&gradients(&plain, &expected.grads()), &model);
-        assert_bits(&format!("{strategy}"), 0, &gradients(&model, &sum.grads()), &expected);
+        assert_bits(
+            &format!("{strategy}"),
+            0,
+            &gradients(&model, &sum.grads()),
+            &expected,
+        );
     });
 }
 
@@ -126,13 +147,18 @@ fn under_no_sync_no_gradient_is_sent() {
                 }
             }
             let sent = group.traffic() - start;
-            for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Broadcast] {
+            for collective in [
+                Collective::AllReduce,
+                Collective::ReduceScatter,
+                Collective::Broadcast,
+            ] {
                 assert_eq!(sent.get(collective).calls, 0, "{strategy}: {collective}");
             }
             let start = group.traffic();
             drop(loss(&model, group.rank()).backward());
             let sent = group.traffic() - start;
-            let reductions = sent.get(Collective::AllReduce).calls + sent.get(Collective::ReduceScatter).calls;
+            let reductions =
+                sent.get(Collective::AllReduce).calls + sent.get(Collective::ReduceScatter).calls;
             // One per group of parameters, and the parameters that were used.
             assert_eq!(reductions, model.groups().len() as u64 + 1, "{strategy}");
         })
@@ -152,7 +178,11 @@ fn a_step_before_the_reduction_is_refused_and_discarding_gives_up_what_was_accum
             };
             let grads = accumulate(&model);
             let failed = oss.try_step(0.1, model, grads).unwrap_err();
-            assert!(matches!(failed.error, Error::Unreduced { .. }), "{:?}", failed.error);
+            assert!(
+                matches!(failed.error, Error::Unreduced { .. }),
+                "{:?}",
+                failed.error
+            );
             let model = *failed.module;
             model.discard_accumulated();
             let grads = |model: &ShardedModule<Mlp>| {
@@ -181,7 +211,8 @@ fn mlp_like(
 fn two_losses_of_separate_forwards_have_gradients_that_add_up() {
     for_all(|group, strategy| {
         let device = device();
-        let model = ShardedModule::new(OddNet::new(&device), small_groups(strategy), group).unwrap();
+        let model =
+            ShardedModule::new(OddNet::new(&device), small_groups(strategy), group).unwrap();
         let plain = model.unsharded().train();
         let batch = |step| Batch::new(group.rank(), 3 * step, strategy);
         let first = model.loss(&batch(0), &device);
@@ -194,7 +225,12 @@ fn two_losses_of_separate_forwards_have_gradients_that_add_up() {
             let loss = plain.loss(&batch(step), &device);
             let expected = common::plain_dp_gradients(&loss, &plain, group);
             let expected = own_gradients(&gradients(&plain, &expected), &model);
-            assert_bits(&format!("{strategy}"), step, &gradients(&model, &grads), &expected);
+            assert_bits(
+                &format!("{strategy}"),
+                step,
+                &gradients(&model, &grads),
+                &expected,
+            );
         }
     });
 }

@@ -83,7 +83,11 @@ fn compare(
     let mut model = ShardedModule::new(OddNet::new(&device), config, group).unwrap();
     let mut plain = model.unsharded().train();
     let optimizer_text = serde_json::to_string(optimizer).unwrap();
-    let mut oss = Oss::new(serde_json::from_str::<AdamWConfig>(&optimizer_text).unwrap(), group).unwrap();
+    let mut oss = Oss::new(
+        serde_json::from_str::<AdamWConfig>(&optimizer_text).unwrap(),
+        group,
+    )
+    .unwrap();
     let mut stock: ModuleOptimizer = optimizer.build().into();
     let dtype = |precision| match precision {
         Precision::BF16 => FloatDType::BF16,
@@ -95,7 +99,11 @@ fn compare(
         let rounded = plain.clone().map(&mut Cast(dtype(precision.param)));
         let (loss, expected) = (model.loss(&batch, &device), rounded.loss(&batch, &device));
         assert_ne!(loss.dtype(), BurnDType::F32);
-        let what = format!("{strategy} {precision:?} rank {} of {}", group.rank(), group.world_size());
+        let what = format!(
+            "{strategy} {precision:?} rank {} of {}",
+            group.rank(),
+            group.world_size()
+        );
         assert_eq!(
             common::bits(loss.clone()),
             common::bits(expected.clone()),
@@ -111,11 +119,21 @@ fn compare(
         plain.visit(&mut widen);
         let wide = widen.wide;
         let own = common::own_gradients(&gradients(&plain, &wide), &model);
-        assert_bits(&format!("{what}: gradients"), step, &gradients(&model, &grads), &own);
+        assert_bits(
+            &format!("{what}: gradients"),
+            step,
+            &gradients(&model, &grads),
+            &own,
+        );
         model = oss.step(0.01, model, grads);
         plain = stock.step(0.01, plain, wide);
         let full = model.unsharded();
-        assert_bits(&format!("{what}: masters"), step, &values(&full), &values(&plain));
+        assert_bits(
+            &format!("{what}: masters"),
+            step,
+            &values(&full),
+            &values(&plain),
+        );
         full.visit(&mut IsF32);
     }
 }
@@ -165,7 +183,10 @@ fn loss(net: &Mlp, group: &ProcessGroup) -> Tensor<1> {
 /// One gather per step of half the bytes, where `f32` parameters would be gathered after the step.
 #[test]
 fn parameters_travel_in_half_the_bytes() {
-    for strategy in [ShardingStrategy::OptimizerState, ShardingStrategy::Gradients] {
+    for strategy in [
+        ShardingStrategy::OptimizerState,
+        ShardingStrategy::Gradients,
+    ] {
         ProcessGroup::spawn(2, |group| {
             let mut model = mlp(strategy, &group);
             let mut oss = Oss::new(AdamWConfig::new(), &group).unwrap();
@@ -176,7 +197,10 @@ fn parameters_travel_in_half_the_bytes() {
             model = mlp::step(model, &mut oss, |net: &Mlp| loss(net, &group));
             let gathers = (group.traffic() - start).get(Collective::AllGather);
             let numel = model.num_params() as u64;
-            assert_eq!((gathers.calls, gathers.bytes), (DEPTH as u64, numel * 2 / 2));
+            assert_eq!(
+                (gathers.calls, gathers.bytes),
+                (DEPTH as u64, numel * 2 / 2)
+            );
         })
         .unwrap();
     }
@@ -200,7 +224,11 @@ fn a_rank_holds_f32_masters_and_state_by_the_formula_and_half_precision_while_it
                 ShardingStrategy::Replicated => whole_bytes,
                 _ => whole_bytes / 2 + whole * 4 / 2,
             };
-            assert_eq!(live(&model, MemoryKind::Parameters), part(numel * 4), "{strategy}");
+            assert_eq!(
+                live(&model, MemoryKind::Parameters),
+                part(numel * 4),
+                "{strategy}"
+            );
             let state = live(&model, MemoryKind::OptimizerState);
             assert_eq!(state, 2 * part(numel * 4), "{strategy}");
             assert_eq!(live(&model, MemoryKind::Unsharded), 0);
@@ -234,10 +262,16 @@ fn running_statistics_beside_half_precision_are_refused_by_name() {
             };
             let config = small_groups(strategy, MixedPrecision::bf16());
             let error = ShardedModule::new(module, config, &group).unwrap_err();
-            let Error::BufferPrecision { path, dtype, param, .. } = &error else {
+            let Error::BufferPrecision {
+                path, dtype, param, ..
+            } = &error
+            else {
                 panic!("{error:?}")
             };
-            assert_eq!((path.as_str(), *dtype, *param), ("norm.running_mean", DType::F32, DType::BF16));
+            assert_eq!(
+                (path.as_str(), *dtype, *param),
+                ("norm.running_mean", DType::F32, DType::BF16)
+            );
         })
         .unwrap();
     }

@@ -74,7 +74,9 @@ macro_rules! without_graph {
             ) -> FloatTensor<Self> {
                 let param = read.param;
                 let stored = Self::to_flat(shard);
-                let full = param.engine().unshard(&param.instance, param.index, &stored);
+                let full = param
+                    .engine()
+                    .unshard(&param.instance, param.index, &stored);
                 Self::from_flat(or_panic(full))
             }
 
@@ -137,8 +139,14 @@ impl<B: ShardOps + FlatBackend> Backward<B, 3> for ReadBackward {
         // A frozen parameter is tracked only so that backward can gather it again.
         if parameter.is_some() {
             let ReadState { param, pass } = ops.state;
-            let ParamHandle { graph, instance, index } = param.upgrade();
-            let taken = graph.engine.gradient::<B>(pass, &instance, index, B::to_flat(grad));
+            let ParamHandle {
+                graph,
+                instance,
+                index,
+            } = param.upgrade();
+            let taken = graph
+                .engine
+                .gradient::<B>(pass, &instance, index, B::to_flat(grad));
             or_panic(taken);
         }
     }
@@ -147,7 +155,9 @@ impl<B: ShardOps + FlatBackend> Backward<B, 3> for ReadBackward {
 impl ReadState {
     /// Announces the gradient of a tracked read.
     fn of(read: &Read, tracked: bool) -> Self {
-        let pass = read.pass.expect("a read on an autodiff device should have a pass");
+        let pass = read
+            .pass
+            .expect("a read on an autodiff device should have a pass");
         if tracked {
             read.param.engine().expect(pass, read.param.index);
         }
@@ -215,7 +225,9 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
         };
         // Balanced whatever `C` is: consumers must not keep the full parameter. Every tracked
         // parent, and no other, has to be listed.
-        let prep = ReadBackward.prepare::<BalancedCheckpointing>(guards).memory_bound();
+        let prep = ReadBackward
+            .prepare::<BalancedCheckpointing>(guards)
+            .memory_bound();
         let prep = if shard.is_tracked() {
             prep.retro_forward(regather(Source::Parent(shard.id())))
                 .parents([&shard, &begin])
@@ -266,10 +278,17 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
         struct BeginBackward;
         impl<B: FlatBackend> Backward<B, 1> for BeginBackward {
             type State = BeginState;
-            fn backward(self, ops: Ops<BeginState, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+            fn backward(
+                self,
+                ops: Ops<BeginState, 1>,
+                grads: &mut Gradients,
+                _: &mut Checkpointer,
+            ) {
                 // No gradient was ever registered for this node; the step runs all the same.
                 let BeginState { param, pass, .. } = ops.state;
-                let ParamHandle { graph, instance, .. } = param.upgrade();
+                let ParamHandle {
+                    graph, instance, ..
+                } = param.upgrade();
                 let gradients = graph.engine.finish_backward::<B>(pass, &instance);
                 for (leaf, gradient) in or_panic(gradients) {
                     grads.register::<B>(leaf, B::from_flat(gradient));
@@ -277,7 +296,11 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
             }
         }
         let (primitive, guard) = leaf.into_parts();
-        match BeginBackward.prepare::<C>([guard]).compute_bound().stateful() {
+        match BeginBackward
+            .prepare::<C>([guard])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(prep) => prep.finish(state, primitive),
             OpsKind::UnTracked(prep) => prep.finish(primitive),
         }
@@ -292,6 +315,9 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
 /// The node of the graph that a tensor on an autodiff device is.
 pub(crate) fn node_of<const D: usize>(tensor: Tensor<D>) -> Option<NodeId> {
     let node = Arc::new(OnceLock::new());
-    drop(Dispatch::note_node(tensor.into_dispatch(), Arc::clone(&node)));
+    drop(Dispatch::note_node(
+        tensor.into_dispatch(),
+        Arc::clone(&node),
+    ));
     node.get().copied()
 }

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::Dispatch;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterization, Reparameterizer};
+use burn::backend::tensor::FloatTensor;
+use burn::module::{
+    Module, ModuleMapper, ModuleVisitor, Param, Reparameterization, Reparameterizer,
+};
 use burn::tensor::{Device, Tensor};
 
 use super::graph::{Graph, ParamHandle};

@@ -1,6 +1,6 @@
 //! Takes a module's tensors out into flat buffers, and puts views of flat buffers into it.
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Shape, Tensor};
 
@@ -163,12 +163,19 @@ impl Storage {
         Self { flats, states }
     }
 
+    /// The autodiff states of parameters whose tensors are not needed.
+    pub(crate) fn states(detached: Vec<Detached>) -> Vec<AutodiffState> {
+        detached.into_iter().map(|param| param.state).collect()
+    }
+
     /// Collects detached tensors into flat buffers. Those that lie in one already are not moved; of a
     /// full parameter this rank's shard is taken, where shards are stored.
     pub(crate) fn pack(engine: &Engine, detached: Vec<Detached>) -> Self {
         let groups = 0..engine.plan().groups.len();
         Self {
-            flats: groups.map(|group| pack_group(engine, group, &detached)).collect(),
+            flats: groups
+                .map(|group| pack_group(engine, group, &detached))
+                .collect(),
             states: detached.into_iter().map(|d| d.state).collect(),
         }
     }
@@ -181,7 +188,10 @@ impl Storage {
             let group = &plan.groups[place.group];
             let (offset, _) = group.stored_slot(place.member);
             let flat = &self.flats[place.group];
-            (flat.view(offset, &plan.stored_shape(index), group.dtype), state)
+            (
+                flat.view(offset, &plan.stored_shape(index), group.dtype),
+                state,
+            )
         });
         let views = views.collect();
         engine.instance().note_flats(&self.flats);
@@ -204,7 +214,10 @@ fn pack_group(engine: &Engine, group: usize, detached: &[Detached]) -> Flat {
         return first;
     }
     let size = spec.dtype.size_bytes();
-    let mut buffer = engine.context.pool.zeros(MemoryKind::Parameters, len * size);
+    let mut buffer = engine
+        .context
+        .pool
+        .zeros(MemoryKind::Parameters, len * size);
     for (member, &index) in spec.members.iter().enumerate() {
         let (offset, numel) = spec.stored_slot(member);
         let tensor = &detached[index].tensor;
@@ -236,7 +249,10 @@ fn pack_group(engine: &Engine, group: usize, detached: &[Detached]) -> Flat {
 /// Takes the full parameters out of a plain module of the same structure, in plan order.
 pub(crate) fn take_parameters<M: Module>(engine: &Engine, module: M) -> Vec<Option<FlatTensor>> {
     let (_, detached) = detach(engine, module, &mut GradientsParams::new());
-    detached.into_iter().map(|param| Some(param.tensor)).collect()
+    detached
+        .into_iter()
+        .map(|param| Some(param.tensor))
+        .collect()
 }
 
 /// Puts full parameters into a wrapped module's plain module, in place of what is stored. Buffers stay.
@@ -305,4 +321,55 @@ pub(crate) fn with_full_shapes<M: Module>(engine: &Engine, module: M) -> M {
         engine,
         path: Path::default(),
     })
+}
+
+/// The stored tensors of a module, in plan order.
+pub(crate) fn stored<M: Module>(engine: &Engine, module: &M) -> Vec<FlatTensor> {
+    visit(engine, module)
+        .into_iter()
+        .map(|(_, tensor)| tensor)
+        .collect()
+}
+
+/// The ids of a module's parameters, in plan order.
+pub(crate) fn ids<M: Module>(engine: &Engine, module: &M) -> Vec<ParamId> {
+    visit(engine, module)
+        .into_iter()
+        .map(|(id, _)| id)
+        .collect()
+}
+
+fn visit<M: Module>(engine: &Engine, module: &M) -> Vec<(ParamId, FlatTensor)> {
+    struct Visit<'a> {
+        engine: &'a Engine,
+        path: Path,
+        found: Vec<Option<(ParamId, FlatTensor)>>,
+    }
+    impl ModuleVisitor for Visit<'_> {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.enter(name);
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.exit();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(index) = self.engine.plan().find(&self.path.join()) {
+                self.found[index] = Some((param.id, to_flat(param.base())));
+            }
+        }
+    }
+    let mut visit = Visit {
+        engine,
+        path: Path::default(),
+        found: engine.plan().params.iter().map(|_| None).collect(),
+    };
+    module.visit(&mut visit);
+    let met = "every parameter of the plan should still be in the module";
+    visit
+        .found
+        .into_iter()
+        .map(|found| found.expect(met))
+        .collect()
 }

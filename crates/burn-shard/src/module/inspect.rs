@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::module::{
-    Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer,
-};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{DType as BurnDType, Tensor};
 
 use super::path::Path;

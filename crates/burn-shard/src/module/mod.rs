@@ -3,6 +3,6 @@
 pub(crate) mod bind;
 mod inspect;
 mod leaves;
-mod path;
+pub(crate) mod path;
 pub(crate) mod sharded_module;
 mod wrap;

@@ -22,6 +22,7 @@ use crate::plan::GroupSpec;
 use crate::runtime::engine::Engine;
 use crate::runtime::instance::Instance;
 use crate::runtime::pass::GradientSync;
+use crate::storage::flat::Flat;
 use crate::storage::ledger::MemoryReport;
 use crate::{Error, ParamSpec, ShardConfig, ShardingStrategy};
 
@@ -231,6 +232,20 @@ impl<M: Module> ShardedModule<M> {
     /// have to do it alike.
     pub fn discard_accumulated(&self) {
         self.engine().discard_accumulated();
+    }
+
+    /// The module with its stored tensors, without what this wrapper adds.
+    pub(crate) fn inner(&self) -> &M {
+        &self.inner
+    }
+
+    /// The module with other stored parameters, by group, after `change`.
+    pub(crate) fn with_stored(self, flats: Vec<Flat>, change: impl FnOnce(M) -> M) -> Self {
+        let engine = Arc::clone(self.engine());
+        self.rebuild_with(|inner| {
+            let (skeleton, detached) = detach(&engine, change(inner), &mut GradientsParams::new());
+            Storage::new(flats, Storage::states(detached)).bind(&engine, skeleton)
+        })
     }
 
     pub(crate) fn into_parts(self) -> ModuleParts<M> {

@@ -78,7 +78,11 @@ pub(crate) fn wrap<M: Module>(
     let planned = "every parameter of the plan should have been met";
     let flats = flats
         .into_iter()
-        .map(|flat| engine.context.place_host(MemoryKind::Parameters, flat.expect(planned)))
+        .map(|flat| {
+            engine
+                .context
+                .place_host(MemoryKind::Parameters, flat.expect(planned))
+        })
         .collect();
     let states = states
         .into_iter()
@@ -128,12 +132,7 @@ fn check<M: Module>(
     #[cfg(feature = "nccl")]
     let memory = memory.reached_by(group)?;
     let params = inspect(module, group.rank())?;
-    let plan = Plan::new(
-        params,
-        config,
-        memory.alignment(),
-        group.world_size(),
-    )?;
+    let plan = Plan::new(params, config, memory.alignment(), group.world_size())?;
     Ok((memory, plan))
 }
 
@@ -209,7 +208,10 @@ impl Distribute<'_> {
     /// Refuses buffers where parameters are read in another type: Burn mixes no types in an operation.
     fn check_buffer(&mut self, dtype: DType) {
         let mixed = self.engine.context.config.mixed_precision;
-        if let Some(param) = mixed.map(|mixed| mixed.param.dtype()).filter(|&param| param != dtype) {
+        if let Some(param) = mixed
+            .map(|mixed| mixed.param.dtype())
+            .filter(|&param| param != dtype)
+        {
             self.error.get_or_insert(Error::BufferPrecision {
                 rank: self.engine.rank(),
                 path: self.path.join(),

@@ -18,11 +18,11 @@ use super::config::{Fused, Method};
 use super::state::{ParamState, State, moment_bytes};
 use super::step::{GroupStep, Job, Owned};
 use crate::Error;
-use crate::storage::device::{DeviceFlat, DeviceTensor};
+use crate::runtime::collective_io::OutputBuffer;
 use crate::runtime::engine::Engine;
+use crate::storage::device::{DeviceFlat, DeviceTensor};
 use crate::storage::flat::{Flat, FlatTensor, from_flat, to_flat};
 use crate::storage::ledger::MemoryKind;
-use crate::runtime::collective_io::OutputBuffer;
 
 /// Steps the members `stepped` of a group, and gathers them.
 pub(super) fn run(
@@ -117,7 +117,9 @@ fn gather(
     let numels: Vec<usize> = ranges.iter().map(|&(_, numel)| numel).collect();
     let communicator = engine.context.process_group.communicator();
     let work = communicator.all_gather(input.segments(), &numels)?;
-    let mut output = engine.context.output(group.dtype, vec![(&mut full, ranges)])?;
+    let mut output = engine
+        .context
+        .output(group.dtype, vec![(&mut full, ranges)])?;
     work.finish(&mut *output)?;
     drop(output);
     if let Flat::Device(placed) = engine.context.commit(MemoryKind::Parameters, full) {

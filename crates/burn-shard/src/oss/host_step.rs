@@ -69,7 +69,7 @@ pub(super) fn run(
         let ranges = step.gathered_to(stepped);
         let numels: Vec<usize> = ranges.iter().map(|&(_, numel)| numel).collect();
         let communicator = engine.context.process_group.communicator();
-    let work = communicator.all_gather(input.segments(), &numels)?;
+        let work = communicator.all_gather(input.segments(), &numels)?;
         work.finish(&mut pieces_mut(bytes, group.dtype, ranges.into_iter()))?;
     }
     Ok(())

@@ -1,9 +1,12 @@
 //! Optimizer state sharding, after FairScale's `OSS`.
 
+mod clip;
 mod config;
 #[cfg(feature = "cubecl")]
 mod device_step;
 mod host_step;
+mod restore;
+mod scaler;
 mod state;
 mod step;
 
@@ -14,10 +17,14 @@ use burn::module::{Module, ParamGroup};
 use burn::optim::{GradientsParams, StateSink};
 use burn_shard_comm::ProcessGroup;
 
+pub use clip::{GradientNorm, GradientNormClipping, NonFinite};
 pub use config::ElementwiseConfig;
+pub(crate) use restore::{LoadedState, OptimizerScalars, RestoredState};
+pub use scaler::{GradScaler, GradScalerConfig};
 
 use crate::error::or_panic;
 use crate::{Error, ShardedModule};
+use clip::Control;
 use config::Method;
 use state::State;
 
@@ -55,6 +62,9 @@ pub struct Oss {
     group: ProcessGroup,
     methods: Vec<Method>,
     state: Option<State>,
+    clipping: Option<GradientNormClipping>,
+    norm: Option<f64>,
+    skipped: u64,
 }
 
 impl Oss {
@@ -74,6 +84,9 @@ impl Oss {
             group: group.clone(),
             methods,
             state: None,
+            clipping: None,
+            norm: None,
+            skipped: 0,
         })
     }
 
@@ -102,6 +115,41 @@ impl Oss {
         );
         self.methods.push(Method::new(params, &config)?);
         Ok(self)
+    }
+
+    /// Clips gradients by the norm of all of them together.
+    ///
+    /// Burn's own `GradientClippingConfig::Norm` is per tensor, and refused on shards.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use burn::optim::AdamWConfig;
+    /// # use burn_shard::{GradientNormClipping, Oss, ProcessGroup};
+    /// # ProcessGroup::spawn(2, |group| {
+    /// let optimizer = Oss::new(AdamWConfig::new(), &group)
+    ///     .unwrap()
+    ///     .with_norm_clipping(GradientNormClipping::new(1.0));
+    /// assert_eq!(optimizer.gradient_norm(), None);
+    /// # }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn with_norm_clipping(mut self, clipping: GradientNormClipping) -> Self {
+        self.clipping = Some(clipping);
+        self
+    }
+
+    /// The norm of all gradients of the last step, before they were clipped; the same bits on every rank.
+    /// `None` unless steps clip by norm or are scaled.
+    #[must_use]
+    pub fn gradient_norm(&self) -> Option<f64> {
+        self.norm
+    }
+
+    /// Steps that were left out because the norm was not finite.
+    #[must_use]
+    pub fn skipped_steps(&self) -> u64 {
+        self.skipped
     }
 
     /// The process group it was made for.
@@ -133,13 +181,24 @@ impl Oss {
     /// # Errors
     ///
     /// Before anything is changed or sent: [`Error::OtherGroup`], [`Error::OtherModule`],
-    /// [`Error::Unreduced`], [`Error::GradientLength`]. While stepping: [`Error::Step`] for hyper-parameters that are not
+    /// [`Error::Unreduced`], [`Error::GradientLength`], [`Error::NonFiniteGradients`]. While stepping: [`Error::Step`] for hyper-parameters that are not
     /// finite, or failures of the communicator; parameters may then differ between ranks.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
         module: ShardedModule<M>,
         gradients: GradientsParams,
+    ) -> Result<ShardedModule<M>, StepError<M>> {
+        self.step_scaled(lr.into(), module, gradients, None)
+    }
+
+    /// [`try_step`](Self::try_step) with gradients of a loss that was multiplied.
+    fn step_scaled<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: ShardedModule<M>,
+        gradients: GradientsParams,
+        loss_scale: Option<f64>,
     ) -> Result<ShardedModule<M>, StepError<M>> {
         let engine = module.engine();
         let (own, other) = (&self.group, &engine.context.process_group);
@@ -161,7 +220,19 @@ impl Oss {
             let rank = own.rank();
             return Err(StepError::new(module, Error::OtherModule { rank }));
         }
-        step::step(&self.methods, state, &lr.into(), module, gradients)
+        let control = Control {
+            clipping: self.clipping,
+            loss_scale,
+        };
+        let step = step::Step {
+            methods: &self.methods,
+            lr: &lr,
+            control,
+        };
+        let (module, verdict) = step.run(state, module, gradients)?;
+        self.norm = verdict.norm;
+        self.skipped += u64::from(verdict.factor.is_none());
+        Ok(module)
     }
 
     /// This rank's part of the optimizer state of the parameter at `path`, in Burn's names: for

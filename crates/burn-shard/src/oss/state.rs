@@ -5,12 +5,12 @@ use std::sync::{Arc, Weak};
 use burn::optim::{DynOptimizer, DynState, StateSink};
 use burn::tensor::{DType, TensorData};
 
-use crate::storage::pool::Buffer;
+use crate::plan::Place;
+use crate::runtime::engine::Engine;
 #[cfg(feature = "cubecl")]
 use crate::storage::device::DeviceFlat;
-use crate::runtime::engine::Engine;
 use crate::storage::ledger::MemoryKind;
-use crate::plan::Place;
+use crate::storage::pool::Buffer;
 
 use super::config::Fused;
 
@@ -66,6 +66,17 @@ impl Moment {
             return Self::Device(flat);
         }
         Self::Host(engine.context.pool.zeros(MemoryKind::OptimizerState, bytes))
+    }
+
+    fn of(engine: &Engine, buffer: Buffer) -> Self {
+        #[cfg(feature = "cubecl")]
+        if let Some(accelerator) = engine.context.memory.accelerator() {
+            let flat = accelerator.upload(buffer.bytes());
+            flat.count(&engine.context.ledger, MemoryKind::OptimizerState);
+            return Self::Device(flat);
+        }
+        let _where_it_is = engine;
+        Self::Host(buffer)
     }
 
     fn read(&self) -> Vec<f32> {
@@ -145,6 +156,11 @@ impl State {
 }
 
 impl State {
+    /// The module's engine, while the module lives.
+    pub(super) fn engine(&self) -> Option<Arc<Engine>> {
+        self.engine.upgrade()
+    }
+
     fn find(&self, path: &str) -> Option<(Arc<Engine>, usize)> {
         let engine = self.engine.upgrade()?;
         let index = engine
@@ -163,6 +179,12 @@ impl State {
 }
 
 impl Moments {
+    /// Replaces both by what is in host memory.
+    pub(super) fn set(&mut self, engine: &Engine, first: Option<Buffer>, second: Option<Buffer>) {
+        self.first = first.map(|buffer| Moment::of(engine, buffer));
+        self.second = second.map(|buffer| Moment::of(engine, buffer));
+    }
+
     pub(super) fn first(&mut self, engine: &Engine, bytes: usize) -> &mut Buffer {
         let zeros = || Moment::zeros(engine, bytes);
         self.first.get_or_insert_with(zeros).host()

@@ -8,79 +8,118 @@ use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
 use super::StepError;
+use super::clip::{Control, Verdict};
 use super::config::Method;
 use super::host_step;
 use super::state::{State, elements};
 use crate::module::bind::{Storage, detach};
-use crate::runtime::engine::Engine;
-use crate::storage::flat::{Flat, FlatTensor};
+use crate::module::sharded_module::ModuleParts;
 use crate::plan::layout::MemberLayout;
 use crate::runtime::collective_io::CollectiveInput;
-use crate::module::sharded_module::ModuleParts;
+use crate::runtime::engine::Engine;
 use crate::runtime::instance::Instance;
+use crate::storage::flat::{Flat, FlatTensor};
 use crate::{Error, ShardedModule};
 
-pub(super) fn step<M: Module>(
-    methods: &[Method],
-    state: &mut State,
-    lr: &ModuleLearningRate,
-    module: ShardedModule<M>,
-    mut gradients: GradientsParams,
-) -> Result<ShardedModule<M>, StepError<M>> {
-    let ModuleParts {
-        inner,
-        graph,
-        instance,
-    } = module.into_parts();
-    let engine = &graph.engine;
-    graph.close_pass();
-    engine.reshard();
-    instance.forget_flats();
-    // What is mapped now is the value to come; its history is known once its gradients are.
-    let (skeleton, mut detached) = detach(engine, inner, &mut gradients);
-    let mut jobs = detached
-        .iter_mut()
-        .map(|param| {
-            param.gradient.take().map(|gradient| Job {
-                id: param.id,
-                gradient,
+/// How a step is made.
+pub(super) struct Step<'a> {
+    pub(super) methods: &'a [Method],
+    pub(super) lr: &'a ModuleLearningRate,
+    pub(super) control: Control,
+}
+
+impl Step<'_> {
+    pub(super) fn run<M: Module>(
+        &self,
+        state: &mut State,
+        module: ShardedModule<M>,
+        mut gradients: GradientsParams,
+    ) -> Result<(ShardedModule<M>, Verdict), StepError<M>> {
+        let Self {
+            methods,
+            lr,
+            control,
+        } = self;
+        let ModuleParts {
+            inner,
+            graph,
+            instance,
+        } = module.into_parts();
+        let engine = &graph.engine;
+        graph.close_pass();
+        engine.reshard();
+        instance.forget_flats();
+        // What is mapped now is the value to come; its history is known once its gradients are.
+        let (skeleton, mut detached) = detach(engine, inner, &mut gradients);
+        let mut jobs = detached
+            .iter_mut()
+            .map(|param| {
+                param.gradient.take().map(|gradient| Job {
+                    id: param.id,
+                    gradient,
+                })
             })
-        })
-        .collect::<Vec<_>>();
-    drop(gradients);
-    let mut storage = Storage::pack(engine, detached);
-    let mut result = check(engine, &jobs);
-    let mut history = instance.history.clone();
-    if result.is_ok() {
-        let stepped = jobs.iter().enumerate().filter_map(|(index, job)| {
-            let rate = |job: &Job| rate(engine, lr, index, job);
-            job.as_ref().map(|job| (index, rate(job)))
-        });
-        let stepped: Vec<(usize, f64)> = stepped.collect();
-        history = history.after_step(&stepped, engine.plan());
-    }
-    let instance = engine.new_instance(history);
-    for group in 0..engine.plan().groups.len() {
-        if result.is_ok() {
-            let flat = &mut storage.flats[group];
-            let step = GroupStep {
-                engine,
-                instance: &instance,
-                methods,
-                lr,
-                group,
-            };
-            result = step.run(state, flat, &mut jobs);
+            .collect::<Vec<_>>();
+        drop(gradients);
+        let mut storage = Storage::pack(engine, detached);
+        let judged = check(engine, &jobs).and_then(|()| control.judge(engine, &jobs));
+        let mut history = instance.history.clone();
+        match judged.as_ref().map(|verdict| verdict.factor) {
+            Ok(Some(factor)) => scale(&mut jobs, factor),
+            Ok(None) | Err(_) => jobs.fill_with(|| None),
+        }
+        if judged
+            .as_ref()
+            .is_ok_and(|verdict| verdict.factor.is_some())
+        {
+            let stepped = jobs.iter().enumerate().filter_map(|(index, job)| {
+                let rate = |job: &Job| rate(engine, lr, index, job);
+                job.as_ref().map(|job| (index, rate(job)))
+            });
+            let stepped: Vec<(usize, f64)> = stepped.collect();
+            history = history.after_step(&stepped, engine.plan());
+        }
+        let instance = engine.new_instance(history);
+        let mut result = judged;
+        for group in 0..engine.plan().groups.len() {
+            if result.is_ok() {
+                let flat = &mut storage.flats[group];
+                let step = GroupStep {
+                    engine,
+                    instance: &instance,
+                    methods,
+                    lr,
+                    group,
+                };
+                let stepped = step.run(state, flat, &mut jobs);
+                result = result.and_then(|verdict| stepped.map(|()| verdict));
+            }
+        }
+        let engine = Arc::clone(engine);
+        let inner = storage.bind(&engine, skeleton);
+        let module = ShardedModule::from_parts(graph, inner);
+        let result = result.and_then(|verdict| engine.start_gathers(&instance).map(|()| verdict));
+        match result {
+            Ok(verdict) => Ok((module, verdict)),
+            Err(error) => Err(StepError::new(module, error)),
         }
     }
-    let engine = Arc::clone(engine);
-    let inner = storage.bind(&engine, skeleton);
-    let module = ShardedModule::from_parts(graph, inner);
-    let result = result.and_then(|()| engine.start_gathers(&instance));
-    match result {
-        Ok(()) => Ok(module),
-        Err(error) => Err(StepError::new(module, error)),
+}
+
+/// Multiplies gradients.
+fn scale(jobs: &mut [Option<Job>], factor: f64) {
+    if factor != 1.0 {
+        for job in jobs.iter_mut().flatten() {
+            job.gradient = job.gradient.scaled(factor);
+        }
     }
+}
+
+/// By what a parameter is stepped.
+pub(super) fn method_of<'a>(methods: &'a [Method], id: ParamId, path: &str) -> &'a Method {
+    let matches = |method: &&Method| method.group.matches(&id, Some(path));
+    let method = methods.iter().rfind(matches);
+    method.expect("the first method should match every parameter")
 }
 
 fn rate(engine: &Engine, lr: &ModuleLearningRate, index: usize, job: &Job) -> f64 {
@@ -195,15 +234,17 @@ impl GroupStep<'_> {
 
     /// By what, and at which learning rate, a parameter is stepped.
     pub(super) fn method(&self, index: usize, job: &Job) -> (&Method, f64) {
-        let path = Some(self.engine.plan().params[index].path.as_str());
-        let matches = |method: &&Method| method.group.matches(&job.id, path);
-        let method = self.methods.iter().rfind(matches);
-        let method = method.expect("the first method should match every parameter");
+        let path = self.engine.plan().params[index].path.as_str();
+        let method = method_of(self.methods, job.id, path);
         (method, rate(self.engine, self.lr, index, job))
     }
 
     /// What the gather of the stepped `members` reads: this rank's `shards`.
-    pub(super) fn gathered_from(&self, shards: &Flat, members: &[usize]) -> Result<CollectiveInput, Error> {
+    pub(super) fn gathered_from(
+        &self,
+        shards: &Flat,
+        members: &[usize],
+    ) -> Result<CollectiveInput, Error> {
         let group = &self.engine.plan().groups[self.group];
         let shards = self.engine.context.readable(shards);
         let tensors = members

@@ -44,9 +44,11 @@ impl ShardConfig {
     pub(crate) fn ignores(&self, path: &str) -> bool {
         let matches = |pattern: &String| {
             let mut components = path.split('.');
-            pattern
-                .split('.')
-                .all(|want| components.next().is_some_and(|have| want == "*" || want == have))
+            pattern.split('.').all(|want| {
+                components
+                    .next()
+                    .is_some_and(|have| want == "*" || want == have)
+            })
         };
         self.ignored_params.iter().any(matches)
     }
@@ -69,7 +71,12 @@ mod tests {
         for path in ["layers.3.norm.gamma", "layers.0.norm", "head.weight"] {
             assert!(config.ignores(path), "{path}");
         }
-        for path in ["layers.norm", "layers.3.normal.gamma", "header.weight", "body.head"] {
+        for path in [
+            "layers.norm",
+            "layers.3.normal.gamma",
+            "header.weight",
+            "body.head",
+        ] {
             assert!(!config.ignores(path), "{path}");
         }
     }
@@ -80,7 +87,10 @@ mod tests {
             .with_mixed_precision(Some(MixedPrecision::bf16()))
             .with_prefetch(3);
         let text = serde_json::to_string(&config).unwrap();
-        assert!(text.contains("\"zero2\"") && text.contains("\"bf16\""), "{text}");
+        assert!(
+            text.contains("\"zero2\"") && text.contains("\"bf16\""),
+            "{text}"
+        );
         assert_eq!(serde_json::from_str::<ShardConfig>(&text).unwrap(), config);
     }
 }

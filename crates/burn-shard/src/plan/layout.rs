@@ -161,7 +161,8 @@ mod tests {
     fn shards_cover_every_element_once_whatever_the_size() {
         for world_size in 1..=9 {
             for numel in (0..70).chain([97, 1009, 1 << 31, (1 << 33) + 7, (1 << 40) + 1]) {
-                let layout = GroupLayout::new(&[&spec(&[numel])], DType::F32, 1, world_size).unwrap();
+                let layout =
+                    GroupLayout::new(&[&spec(&[numel])], DType::F32, 1, world_size).unwrap();
                 let member = layout.members[0];
                 let mut next = 0;
                 for rank in 0..world_size {

@@ -166,7 +166,11 @@ impl Plan {
             index,
         };
         // Groups of parameters that stay whole come first, so that by default they are reduced last.
-        let whole: Vec<bool> = plan.params.iter().map(|param| stays_whole(param, config)).collect();
+        let whole: Vec<bool> = plan
+            .params
+            .iter()
+            .map(|param| stays_whole(param, config))
+            .collect();
         let all: Vec<usize> = (0..plan.params.len()).filter(|&i| whole[i]).collect();
         plan.push_groups(&all, ShardingStrategy::Replicated, config)?;
         for unit in units {
@@ -207,7 +211,11 @@ impl Plan {
             let compute = mixed.map_or(dtype, |mixed| mixed.param.dtype());
             let reduce = mixed.map_or(dtype, |mixed| mixed.reduce.dtype());
             // Offsets are those of buffers of either type.
-            let narrow = if compute.size_bytes() < dtype.size_bytes() { compute } else { dtype };
+            let narrow = if compute.size_bytes() < dtype.size_bytes() {
+                compute
+            } else {
+                dtype
+            };
             let layout = GroupLayout::new(&params, narrow, self.align_bytes, self.world_size)
                 .ok_or_else(|| Error::TooLarge {
                     path: self.params[members[0]].path.clone(),
@@ -449,8 +457,7 @@ mod tests {
     fn a_shape_whose_bytes_overflow_is_refused_by_name() {
         let mut huge = spec("head.weight", 0);
         huge.shape = vec![1 << 40, 1 << 30];
-        let error =
-            planned(vec![huge], ShardingStrategy::Gradients, usize::MAX, 2).unwrap_err();
+        let error = planned(vec![huge], ShardingStrategy::Gradients, usize::MAX, 2).unwrap_err();
         assert!(error.to_string().contains("head.weight"), "{error}");
     }
 }

@@ -46,14 +46,23 @@ impl Plan {
             config.strategy, config.prefetch, self.world_size, self.align_bytes
         )];
         for (param, place) in self.params.iter().zip(&self.place) {
-            let ParamSpec { path, dtype, shape, trainable } = param;
+            let ParamSpec {
+                path,
+                dtype,
+                shape,
+                trainable,
+            } = param;
             let group = &self.groups[place.group];
             let mut line = format!("parameter {path} {dtype:?} {shape:?}");
             write!(line, " in group {} ({})", place.group, group.strategy)
                 .expect("writing to a string should succeed");
             if group.is_mixed() || group.reduce != group.dtype {
-                write!(line, ", used in {}, reduced in {}", group.compute, group.reduce)
-                    .expect("writing to a string should succeed");
+                write!(
+                    line,
+                    ", used in {}, reduced in {}",
+                    group.compute, group.reduce
+                )
+                .expect("writing to a string should succeed");
             }
             if !trainable {
                 line.push_str(", frozen");

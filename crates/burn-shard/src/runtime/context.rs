@@ -7,13 +7,13 @@ use burn_shard_comm::{DType, ProcessGroup, ReduceOp};
 
 use super::history::names;
 use super::instance::Instance;
-use crate::{Error, ShardConfig};
 use crate::plan::Plan;
 use crate::purpose::Purpose;
 use crate::storage::flat::{Flat, FlatTensor, Memory};
 use crate::storage::host::{HostTensor, TensorSegments};
 use crate::storage::ledger::{Ledger, MemoryKind};
 use crate::storage::pool::{Buffer, Pool};
+use crate::{Error, ShardConfig};
 
 /// Everything that is decided when a module is wrapped, and the buffers and records that its
 /// collectives share. Every part of the runtime is handed one.
@@ -55,7 +55,8 @@ impl Context {
     pub(crate) fn purpose(&self, instance: &Instance, what: &str, members: &[usize]) -> Purpose {
         let mut purpose = instance.history.purpose(what, &self.plan, members);
         let leaves = instance.leaves();
-        let is_frozen = |&index: &usize| leaves[index].is_none() && self.plan.params[index].trainable;
+        let is_frozen =
+            |&index: &usize| leaves[index].is_none() && self.plan.params[index].trainable;
         let frozen: Vec<usize> = (0..leaves.len()).filter(is_frozen).collect();
         if !frozen.is_empty() {
             purpose.text += &format!(", frozen since: {}", names(&self.plan, &frozen));
@@ -71,12 +72,16 @@ impl Context {
             tensors: Vec::new(),
             purpose: self.purpose(instance, what, &[]),
         });
-        let work = self.process_group.communicator().all_reduce(input, ReduceOp::Sum);
-        work.and_then(|mut work| work.wait()).map_err(|source| Error::Meet {
-            rank: self.rank(),
-            what,
-            source,
-        })
+        let work = self
+            .process_group
+            .communicator()
+            .all_reduce(input, ReduceOp::Sum);
+        work.and_then(|mut work| work.wait())
+            .map_err(|source| Error::Meet {
+                rank: self.rank(),
+                what,
+                source,
+            })
     }
 
     /// Puts a buffer where the module's tensors live.
@@ -132,8 +137,15 @@ impl Context {
 /// How much a rank keeps for the next step: the reduced gradients, which are all alive at the end of
 /// backward anyway, and what one group leaves behind for the next.
 fn idle_bytes(plan: &Plan) -> usize {
-    let sharded = plan.groups.iter().filter(|group| group.strategy.shards_gradients());
-    let shards = sharded.clone().map(|group| group.layout.shard_len * group.dtype.size_bytes());
-    let largest = sharded.map(|group| group.layout.full_len * group.dtype.size_bytes()).max();
+    let sharded = plan
+        .groups
+        .iter()
+        .filter(|group| group.strategy.shards_gradients());
+    let shards = sharded
+        .clone()
+        .map(|group| group.layout.shard_len * group.dtype.size_bytes());
+    let largest = sharded
+        .map(|group| group.layout.full_len * group.dtype.size_bytes())
+        .max();
     shards.sum::<usize>() + largest.unwrap_or(0)
 }

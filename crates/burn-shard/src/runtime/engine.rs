@@ -11,8 +11,8 @@ use burn_shard_comm::ProcessGroup;
 use parking_lot::Mutex;
 
 use super::context::Context;
-use super::history::History;
 use super::group::ParamGroup;
+use super::history::History;
 use super::instance::Instance;
 use super::pass::{GradientSync, Pass, PassId, PassToken};
 use super::reduce::{Backward, Reducer};
@@ -266,7 +266,11 @@ impl Engine {
 
     /// Drops whole parameters.
     pub(crate) fn reshard(&self) {
-        self.state.lock().groups.iter_mut().for_each(ParamGroup::reshard);
+        self.state
+            .lock()
+            .groups
+            .iter_mut()
+            .for_each(ParamGroup::reshard);
     }
 
     /// Runs `read`, in which parameters are read in the type they are stored in.
@@ -285,14 +289,19 @@ impl Engine {
     /// Whether gradients were accumulated that have not been reduced.
     pub(crate) fn has_accumulated(&self) -> bool {
         let state = self.state.lock();
-        state.groups.iter().any(|group| !group.accumulated.is_empty())
+        state
+            .groups
+            .iter()
+            .any(|group| !group.accumulated.is_empty())
     }
 
     /// Drops the gradients that were accumulated.
     pub(crate) fn discard_accumulated(&self) {
         for group in &mut self.state.lock().groups {
             for gradient in group.accumulated.drain(..).flatten() {
-                self.context.ledger.sub(MemoryKind::Gradients, gradient.size_bytes());
+                self.context
+                    .ledger
+                    .sub(MemoryKind::Gradients, gradient.size_bytes());
             }
         }
     }

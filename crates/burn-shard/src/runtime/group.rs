@@ -43,7 +43,9 @@ struct CachedRead {
 
 impl std::fmt::Debug for CachedRead {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CachedRead").field("pass", &self.pass).finish_non_exhaustive()
+        f.debug_struct("CachedRead")
+            .field("pass", &self.pass)
+            .finish_non_exhaustive()
     }
 }
 
@@ -110,7 +112,9 @@ pub(crate) struct Reduction {
 
 impl std::fmt::Debug for Reduction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reduction").field("members", &self.members).finish_non_exhaustive()
+        f.debug_struct("Reduction")
+            .field("members", &self.members)
+            .finish_non_exhaustive()
     }
 }
 
@@ -242,7 +246,11 @@ mod tests {
 
     /// A group in each state of its gradients but `Reducing`, which needs a communicator.
     fn states() -> [Grads; 3] {
-        [Grads::Idle, Grads::Collecting(vec![None]), Grads::Reduced(vec![None])]
+        [
+            Grads::Idle,
+            Grads::Collecting(vec![None]),
+            Grads::Reduced(vec![None]),
+        ]
     }
 
     fn refused(mut grads: Grads, transition: impl FnOnce(&mut Grads)) -> bool {
@@ -251,10 +259,23 @@ mod tests {
 
     #[test]
     fn gradients_go_from_state_to_state_in_one_order_only() {
-        let refusals = |transition: fn(&mut Grads)| states().map(|state| refused(state, transition));
-        assert_eq!(refusals(|grads| drop(grads.collect(1, 0).take())), [false, false, true]);
-        assert_eq!(refusals(|grads| drop(grads.take_collected(1))), [false, false, true]);
-        assert_eq!(refusals(|grads| drop(grads.take_reduction())), [true, true, true]);
-        assert_eq!(refusals(|grads| drop(grads.take_reduced())), [false, true, false]);
+        let refusals =
+            |transition: fn(&mut Grads)| states().map(|state| refused(state, transition));
+        assert_eq!(
+            refusals(|grads| drop(grads.collect(1, 0).take())),
+            [false, false, true]
+        );
+        assert_eq!(
+            refusals(|grads| drop(grads.take_collected(1))),
+            [false, false, true]
+        );
+        assert_eq!(
+            refusals(|grads| drop(grads.take_reduction())),
+            [true, true, true]
+        );
+        assert_eq!(
+            refusals(|grads| drop(grads.take_reduced())),
+            [false, true, false]
+        );
     }
 }

@@ -74,16 +74,23 @@ impl History {
         }
         let mut text = what.to_owned();
         let mut say = |args: std::fmt::Arguments<'_>| {
-            text.write_fmt(args).expect("writing to a string should succeed");
+            text.write_fmt(args)
+                .expect("writing to a string should succeed");
         };
         if let Some(&first) = members.first() {
             say(format_args!(" of `{}`", plan.params[first].path));
             if let [_, .., last] = members {
                 let count = members.len();
-                say(format_args!(" to `{}` ({count} parameters)", plan.params[*last].path));
+                say(format_args!(
+                    " to `{}` ({count} parameters)",
+                    plan.params[*last].path
+                ));
             }
         }
-        say(format_args!(", module {}, {} steps", self.module, self.steps));
+        say(format_args!(
+            ", module {}, {} steps",
+            self.module, self.steps
+        ));
         if let Some(LastStep { lr, left_out }) = &self.last_step {
             match lr {
                 Some(lr) => say(format_args!(" (the last at learning rate {lr}")),
@@ -98,14 +105,20 @@ impl History {
             say(format_args!(", {} loads or maps since", self.maps));
         }
         // 0 would mean that nothing is to be compared.
-        Purpose { label: label.max(1), text }
+        Purpose {
+            label: label.max(1),
+            text,
+        }
     }
 }
 
 /// The paths of a few of `params`.
 pub(crate) fn names(plan: &Plan, params: &[usize]) -> String {
     const SHOWN: usize = 3;
-    let shown = params.iter().take(SHOWN).map(|&index| format!("`{}`", plan.params[index].path));
+    let shown = params
+        .iter()
+        .take(SHOWN)
+        .map(|&index| format!("`{}`", plan.params[index].path));
     let mut names = shown.collect::<Vec<_>>().join(", ");
     if params.len() > SHOWN {
         write!(names, " and {} more", params.len() - SHOWN)

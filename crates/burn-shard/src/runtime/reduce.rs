@@ -57,7 +57,9 @@ impl Reducer<'_> {
         let context = self.context;
         let place = context.plan.place[index];
         let spec = &context.plan.groups[place.group];
-        let sum = self.groups[place.group].grads.collect(spec.members.len(), place.member);
+        let sum = self.groups[place.group]
+            .grads
+            .collect(spec.members.len(), place.member);
         let gradient = match sum.take() {
             None => gradient,
             Some(sum) => {
@@ -66,7 +68,9 @@ impl Reducer<'_> {
                 sum.add::<B>(gradient)
             }
         };
-        context.ledger.add(MemoryKind::Gradients, gradient.size_bytes());
+        context
+            .ledger
+            .add(MemoryKind::Gradients, gradient.size_bytes());
         *sum = Some(gradient);
         self.pass.came[index] = true;
     }
@@ -121,7 +125,9 @@ impl Reducer<'_> {
     /// Adds this pass's gradients to what was accumulated.
     fn accumulate<B: FlatBackend>(&mut self, group: usize) {
         let spec = &self.context.plan.groups[group];
-        let ParamGroup { grads, accumulated, .. } = &mut self.groups[group];
+        let ParamGroup {
+            grads, accumulated, ..
+        } = &mut self.groups[group];
         let collected = grads.take_collected(spec.members.len());
         accumulated.resize(spec.members.len(), None);
         for (kept, gradient) in accumulated.iter_mut().zip(collected) {
@@ -154,7 +160,10 @@ impl Reducer<'_> {
             accumulated if accumulated.is_empty() => state.grads.take_collected(spec.members.len()),
             accumulated => accumulated,
         };
-        let leaves = self.backward.leaves.get_or_insert_with(|| self.instance.leaves());
+        let leaves = self
+            .backward
+            .leaves
+            .get_or_insert_with(|| self.instance.leaves());
         let members: Vec<usize> = spec
             .members
             .iter()
@@ -201,7 +210,8 @@ impl Reducer<'_> {
     /// A host that ran ahead of its device would keep the gradients of all groups.
     fn wait_for_oldest(&mut self) -> Result<(), Error> {
         let oldest = self.backward.in_flight.front();
-        if let Some(Grads::Reducing(reduction)) = oldest.map(|&group| &mut self.groups[group].grads) {
+        if let Some(Grads::Reducing(reduction)) = oldest.map(|&group| &mut self.groups[group].grads)
+        {
             let waited = reduction.work.wait();
             waited.map_err(|source| failed(self.context, reduction.members[0], source))?;
         }
@@ -305,7 +315,11 @@ fn finish_reduce_scatter(
         context.output_buffer(MemoryKind::Gradients, bytes)
     };
     let range = |member: &MemberLayout| (member.shard_offset, member.shard_numel);
-    let ranges = reduction.members.iter().map(|&index| range(layout(index))).collect();
+    let ranges = reduction
+        .members
+        .iter()
+        .map(|&index| range(layout(index)))
+        .collect();
     let mut output = context.output(spec.reduce, vec![(&mut buffer, ranges)])?;
     let finished = reduction.work.finish(&mut *output);
     finished.map_err(|source| failed(context, reduction.members[0], source))?;
@@ -318,7 +332,10 @@ fn finish_reduce_scatter(
     Ok(members
         .map(|index| {
             let shape = context.plan.params[index].shard_shape(context.plan.world_size);
-            (index, shards.view(layout(index).shard_offset, &shape, spec.dtype))
+            (
+                index,
+                shards.view(layout(index).shard_offset, &shape, spec.dtype),
+            )
         })
         .collect())
 }
@@ -348,7 +365,11 @@ fn finish_all_reduce(
     let finished = reduction.work.finish(&mut output);
     finished.map_err(|source| failed(context, first, source))?;
     let place = |tensor| context.place_tensor(MemoryKind::Gradients, tensor);
-    Ok(reduction.members.into_iter().zip(full.into_iter().map(place)).collect())
+    Ok(reduction
+        .members
+        .into_iter()
+        .zip(full.into_iter().map(place))
+        .collect())
 }
 
 /// Where the communicator reaches the module's device, members end in buffers of their own: nobody
@@ -358,8 +379,13 @@ fn finish_all_reduce_on_device(
     spec: &GroupSpec,
     reduction: Reduction,
 ) -> Result<Averages, Error> {
-    let params = reduction.members.iter().map(|&index| &context.plan.params[index]);
-    let bytes = params.clone().map(|param| param.numel() * spec.reduce.size_bytes());
+    let params = reduction
+        .members
+        .iter()
+        .map(|&index| &context.plan.params[index]);
+    let bytes = params
+        .clone()
+        .map(|param| param.numel() * spec.reduce.size_bytes());
     let mut buffers: Vec<OutputBuffer> = bytes
         .map(|bytes| context.output_buffer(MemoryKind::Gradients, bytes))
         .collect();

@@ -72,7 +72,13 @@ impl Schedule {
         reductions.extend(self.reductions.iter().copied());
         let mut seen = vec![false; self.levels.len()];
         reductions.retain(|&group| !std::mem::replace(&mut seen[group], true));
-        Some(reductions.into_iter().map(|group| group as u64).chain(levels).collect())
+        Some(
+            reductions
+                .into_iter()
+                .map(|group| group as u64)
+                .chain(levels)
+                .collect(),
+        )
     }
 
     /// Takes over what rank 0 proposed.

@@ -56,7 +56,8 @@ impl Value<'_> {
         if self.dtype(spec) == spec.dtype {
             stored.clone()
         } else {
-            self.context.cast(kind, stored, spec.dtype, self.dtype(spec))
+            self.context
+                .cast(kind, stored, spec.dtype, self.dtype(spec))
         }
     }
 }
@@ -111,7 +112,9 @@ impl Unsharder<'_> {
     /// Starts the gathers of all groups that are gathered once, unless they have been started. In the
     /// order of the plan, whatever is read first: ranks may read different parameters.
     pub(super) fn start_once(&mut self) -> Result<(), Error> {
-        let Value { context, instance, .. } = self.value;
+        let Value {
+            context, instance, ..
+        } = self.value;
         for (index, spec) in context.plan.groups.iter().enumerate() {
             let group = &mut self.groups[index];
             if spec.gathers_once()
@@ -127,7 +130,9 @@ impl Unsharder<'_> {
 
     /// Starts the gathers of the groups that come next.
     fn prefetch(&mut self) -> Result<(), Error> {
-        let Value { context, instance, .. } = self.value;
+        let Value {
+            context, instance, ..
+        } = self.value;
         for &index in self.schedule.upcoming(context.config.prefetch) {
             let is_sharded = matches!(self.groups[index].params, Params::Sharded);
             if is_sharded
@@ -180,7 +185,11 @@ fn unshard(value: Value<'_>, group: usize, stored: Flat) -> Result<Gathered, Err
     let cast = value.cast(MemoryKind::Unsharded, spec, &stored);
     let members = spec.members.iter().zip(&spec.layout.members);
     let view = |(&index, member): (&usize, &crate::plan::layout::MemberLayout)| {
-        cast.view(member.full_offset, &plan.params[index].shape, value.dtype(spec))
+        cast.view(
+            member.full_offset,
+            &plan.params[index].shape,
+            value.dtype(spec),
+        )
     };
     let full = members.map(view).collect();
     Ok(gathered(stored, full))
@@ -197,7 +206,9 @@ fn gathered(shards: Flat, full: Vec<FlatTensor>) -> Gathered {
 
 /// Starts the all-gather of a group from its flat buffer of shards.
 fn start(value: Value<'_>, group: usize, shards: Flat) -> Result<Gather, Error> {
-    let Value { context, instance, .. } = value;
+    let Value {
+        context, instance, ..
+    } = value;
     let spec = &context.plan.groups[group];
     let dtype = value.dtype(spec);
     let own = context.readable(&value.cast(MemoryKind::Staging, spec, &shards));
@@ -212,7 +223,12 @@ fn start(value: Value<'_>, group: usize, shards: Flat) -> Result<Gather, Error> 
         .collect();
     let purpose = context.purpose(instance, "gather", &spec.members);
     let input = context.input(dtype, purpose, tensors)?;
-    let numels: Vec<usize> = spec.layout.members.iter().map(|member| member.numel).collect();
+    let numels: Vec<usize> = spec
+        .layout
+        .members
+        .iter()
+        .map(|member| member.numel)
+        .collect();
     let work = context
         .process_group
         .communicator()
@@ -228,12 +244,10 @@ fn finish(value: Value<'_>, group: usize, gather: Gather) -> Result<Gathered, Er
 }
 
 /// All-gathers one parameter from a stored tensor outside its group's buffer.
-fn unshard_one(
-    value: Value<'_>,
-    index: usize,
-    stored: &FlatTensor,
-) -> Result<FlatTensor, Error> {
-    let Value { context, instance, .. } = value;
+fn unshard_one(value: Value<'_>, index: usize, stored: &FlatTensor) -> Result<FlatTensor, Error> {
+    let Value {
+        context, instance, ..
+    } = value;
     let spec = context.plan.group_of(index);
     let dtype = value.dtype(spec);
     let cast = value.cast(MemoryKind::Unsharded, spec, &stored.copied());
@@ -241,7 +255,9 @@ fn unshard_one(
         return Ok(cast.view(0, &context.plan.params[index].shape, dtype));
     }
     let member = &spec.layout.members[context.plan.place[index].member];
-    let shard = context.readable(&cast).view(0, &[member.shard_numel], dtype);
+    let shard = context
+        .readable(&cast)
+        .view(0, &[member.shard_numel], dtype);
     let purpose = context.purpose(instance, "gather of one parameter", &[index]);
     let input = context.input(dtype, purpose, vec![(member.shard_numel, Some(shard))])?;
     let work = context
@@ -259,7 +275,9 @@ fn receive(
     work: Box<dyn burn_shard_comm::Work>,
 ) -> Result<Vec<FlatTensor>, Error> {
     let params = members.iter().map(|&index| &context.plan.params[index]);
-    let bytes = params.clone().map(|param| param.numel() * dtype.size_bytes());
+    let bytes = params
+        .clone()
+        .map(|param| param.numel() * dtype.size_bytes());
     let mut buffers: Vec<OutputBuffer> = bytes
         .map(|bytes| context.output_buffer(MemoryKind::Unsharded, bytes))
         .collect();

@@ -13,10 +13,10 @@ use cubecl::client::Client;
 use cubecl::server::Handle;
 
 use crate::Error;
+use crate::storage::cube_tensor::CubeLike;
 use crate::storage::flat::{FlatBackend, FlatTensor};
 use crate::storage::host::{HostTensor, aligned, burn_dtype, dtype_of};
 use crate::storage::ledger::{Ledger, MemoryKind};
-use crate::storage::cube_tensor::CubeLike;
 
 /// A device and the client that queues work on it.
 #[derive(Clone)]
@@ -187,7 +187,12 @@ impl DeviceFlat {
             let handle = &tensor.0.handle;
             let dtype = supported(client, tensor.dtype())?;
             sources.push(StridedTensor::new(
-                client, index, handle, &[numel], &[1], dtype,
+                client,
+                index,
+                handle,
+                &[numel],
+                &[1],
+                dtype,
             )?);
             slots.push(Slot {
                 offset: *offset,

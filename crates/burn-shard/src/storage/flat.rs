@@ -208,6 +208,21 @@ impl FlatTensor {
         B::to_flat(B::float_add(B::from_flat(self), B::from_flat(other)))
     }
 
+    /// The elements times a factor, in a tensor of its own.
+    pub(crate) fn scaled(&self, factor: f64) -> Self {
+        let tensor = from_flat::<1>(self.flattened());
+        to_flat(tensor.mul_scalar(factor))
+    }
+
+    /// The same elements as a tensor of one axis.
+    fn flattened(&self) -> Self {
+        match self {
+            Self::Host(tensor) => Self::Host(tensor.clone().flattened()),
+            #[cfg(feature = "cubecl")]
+            Self::Device(tensor) => Self::Device(tensor.clone().reshaped(&[tensor.numel()])),
+        }
+    }
+
     /// A flat buffer of its own with the same elements.
     pub(crate) fn copied(&self) -> Flat {
         match self {

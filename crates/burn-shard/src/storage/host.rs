@@ -94,6 +94,12 @@ impl HostTensor {
         self.shape.num_elements()
     }
 
+    /// The same elements in one axis.
+    pub(crate) fn flattened(mut self) -> Self {
+        self.shape = Shape::from(vec![self.numel()]);
+        self
+    }
+
     pub(crate) fn as_bytes(&self) -> &[u8] {
         let len = self.numel() * self.dtype.size_bytes();
         &self.bytes[self.offset..self.offset + len]

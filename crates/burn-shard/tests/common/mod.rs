@@ -176,7 +176,14 @@ pub fn own_gradients<M: Module>(full: &Bits, model: &ShardedModule<M>) -> Bits {
         let mut own = padded[group.rank() * len..][..len].to_vec();
         // The shard keeps the first axis, so there may be room for a few elements more.
         let param = model.params().iter().find(|param| param.path == path);
-        own.resize(param.unwrap().shard_shape(group.world_size()).iter().product(), 0);
+        own.resize(
+            param
+                .unwrap()
+                .shard_shape(group.world_size())
+                .iter()
+                .product(),
+            0,
+        );
         own
     };
     full.iter()
@@ -196,7 +203,11 @@ pub fn gathered_gradients<M: Module>(model: &ShardedModule<M>, grads: &Gradients
         let spec = model.params().iter().find(|spec| spec.path == path);
         // The shard keeps the first axis, so there may be a few elements more.
         let shard = spec.unwrap().numel().div_ceil(model.group().world_size());
-        let own = if is_whole(model, &path) { &own } else { &own[..shard] };
+        let own = if is_whole(model, &path) {
+            &own
+        } else {
+            &own[..shard]
+        };
         let bytes: Vec<u8> = own.iter().flat_map(|bits| bits.to_le_bytes()).collect();
         let all = model.group().all_gather_bytes(&bytes).unwrap().concat();
         let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());

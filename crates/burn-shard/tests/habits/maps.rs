@@ -107,7 +107,10 @@ impl ModuleVisitor for Magnitudes {
 #[test]
 fn a_penalty_summed_by_a_visitor_equals_that_of_the_plain_module_where_nothing_is_a_shard() {
     for_all(|group, strategy| {
-        let whole = [burn_shard::ShardingStrategy::Replicated, burn_shard::ShardingStrategy::OptimizerState];
+        let whole = [
+            burn_shard::ShardingStrategy::Replicated,
+            burn_shard::ShardingStrategy::OptimizerState,
+        ];
         if !whole.contains(&strategy) {
             return;
         }

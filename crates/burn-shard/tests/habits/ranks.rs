@@ -189,11 +189,7 @@ fn two_modules_of_one_shape_that_ranks_differentiate_in_different_order_are_an_e
                 let _models = (a_oss.step(0.1, a, a_grads), b_oss.step(0.1, b, b_grads));
             })
         });
-        failures.extend(unnamed(
-            &strategy.to_string(),
-            messages,
-            &["module "],
-        ));
+        failures.extend(unnamed(&strategy.to_string(), messages, &["module "]));
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

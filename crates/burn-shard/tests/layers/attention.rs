@@ -1,6 +1,5 @@
 //! Attention and transformers, with caches and without.
 
-use burn::nn::activation::{ActivationConfig, SwiGluConfig};
 use burn::nn::attention::{
     CrossAttentionCache, CrossAttentionConfig, MhaCache, MhaInput, MultiHeadAttentionConfig,
     generate_autoregressive_mask,

@@ -148,7 +148,11 @@ fn compare<M: Module>(
     for step in 0..STEPS {
         let draw = Draw::new(group, step, device.clone());
         let (own, expected) = (forward(&model, &draw), forward(&plain, &draw));
-        let compare = if adds_up_in_parts(&model) { assert_near } else { assert_bits };
+        let compare = if adds_up_in_parts(&model) {
+            assert_near
+        } else {
+            assert_bits
+        };
         let output = |tensor: &Tensor<1>| vec![(String::new(), bits(tensor.clone()))];
         compare("output", step, &output(&own), &output(&expected));
         let loss = |output: Tensor<1>| (output.clone() * draw.x(output.dims())).mean();
@@ -175,7 +179,11 @@ fn compare<M: Module>(
         forward(&model.valid(), &draw),
         forward(&plain.valid(), &draw),
     );
-    let compare = if adds_up_in_parts(&model) { assert_near } else { assert_bits };
+    let compare = if adds_up_in_parts(&model) {
+        assert_near
+    } else {
+        assert_bits
+    };
     let output = |tensor: Tensor<1>| vec![(String::new(), bits(tensor))];
     compare("output of `valid`", STEPS, &output(own), &output(expected));
 }
@@ -198,7 +206,10 @@ fn assert_near(what: &str, step: usize, actual: &Bits, expected: &Bits) {
         let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         for (a, e) in actual.iter().zip(&expected) {
             let bound = 16.0 * f32::EPSILON * largest * (step + 1) as f32;
-            assert!((a - e).abs() <= bound, "{what}, step {step}: `{path}`: {a}, not {e}");
+            assert!(
+                (a - e).abs() <= bound,
+                "{what}, step {step}: `{path}`: {a}, not {e}"
+            );
         }
     }
 }

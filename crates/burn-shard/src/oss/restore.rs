@@ -1,0 +1,221 @@
+//! Optimizer state as checkpoints have it: tensors by parameter and role, and scalars beside them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::module::ParamId;
+use burn::optim::{StateSink, StateSource};
+use burn::tensor::TensorData;
+use burn_pack::Scalar;
+use burn_shard_checkpoint::Renames;
+use burn_shard_comm::DType;
+use serde::{Deserialize, Serialize};
+
+use super::Oss;
+use super::config::{Fused, Method};
+use super::state::{ParamState, State, elements, moment_bytes};
+use crate::Error;
+use crate::runtime::engine::Engine;
+use crate::storage::flat::from_flat;
+use crate::storage::ledger::MemoryKind;
+use crate::storage::pool::Buffer;
+
+/// What an optimizer's state is beside its tensors, by the paths of parameters that have been stepped.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct OptimizerScalars(BTreeMap<String, ParamScalars>);
+
+/// The same of one parameter.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ParamScalars {
+    /// Steps made.
+    time: usize,
+    /// Names of the tensors.
+    pub(crate) roles: Vec<String>,
+    scalars: BTreeMap<String, ScalarValue>,
+}
+
+/// A [`Scalar`] that serde knows.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ScalarValue {
+    Int(i64),
+    UInt(u64),
+    Float(f64),
+    Bool(bool),
+}
+
+/// By parameter: scalars, and tensors of this rank's part by their names.
+#[derive(Debug, Default)]
+pub(crate) struct LoadedState {
+    pub(crate) params: Vec<Option<(ParamScalars, Vec<(String, Vec<f32>)>)>>,
+}
+
+/// State that an optimizer can go on from.
+#[derive(Debug)]
+pub(crate) struct RestoredState(State);
+
+impl OptimizerScalars {
+    /// What belongs to the parameter that a module has at `path`.
+    pub(crate) fn of(&self, renames: &Renames, path: &str) -> Option<&ParamScalars> {
+        self.0
+            .iter()
+            .find(|(saved, _)| renames.apply(saved) == path)
+            .map(|(_, scalars)| scalars)
+    }
+
+    /// Names of the tensors that were saved for the parameter that a module has at `path`.
+    pub(crate) fn roles(&self, renames: &Renames, path: &str) -> impl Iterator<Item = String> {
+        let scalars = self.of(renames, path);
+        scalars
+            .map(|scalars| scalars.roles.clone())
+            .unwrap_or_default()
+            .into_iter()
+    }
+}
+
+impl Oss {
+    /// The state beside its tensors.
+    pub(crate) fn scalars(&self) -> OptimizerScalars {
+        let Some((state, engine)) = self.state.as_ref().and_then(|s| s.engine().map(|e| (s, e)))
+        else {
+            return OptimizerScalars::default();
+        };
+        let stepped = engine.plan().params.iter().zip(&state.params);
+        let stepped = stepped.filter(|(_, param)| param.time > 0);
+        let scalars = stepped.map(|(spec, param)| {
+            let StateSink { tensors, scalars } = state.describe(&spec.path);
+            let scalars = ParamScalars {
+                time: param.time,
+                roles: tensors.into_iter().map(|(name, _)| name).collect(),
+                scalars: scalars
+                    .into_iter()
+                    .map(|(name, s)| (name, s.into()))
+                    .collect(),
+            };
+            (spec.path.clone(), scalars)
+        });
+        OptimizerScalars(scalars.collect())
+    }
+
+    /// The state that `loaded` is for this optimizer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OtherOptimizer`].
+    pub(crate) fn restored(
+        &self,
+        engine: &Arc<Engine>,
+        ids: &[ParamId],
+        loaded: LoadedState,
+    ) -> Result<RestoredState, Error> {
+        let mut state = State::new(engine);
+        let plan = engine.plan();
+        // By group and moment.
+        let mut moments: Vec<[Option<Buffer>; 2]> = Vec::new();
+        moments.resize_with(plan.groups.len(), || [None, None]);
+        for (index, (param, id)) in loaded.params.into_iter().zip(ids).enumerate() {
+            let Some((scalars, tensors)) = param else {
+                continue;
+            };
+            let path = plan.params[index].path.as_str();
+            let method = super::step::method_of(&self.methods, *id, path);
+            let group = plan.place[index].group;
+            let other = || Error::OtherOptimizer {
+                rank: engine.rank(),
+                path: path.to_owned(),
+                found: scalars.roles.clone(),
+            };
+            let fused = method
+                .fused
+                .filter(|_| plan.groups[group].dtype == DType::F32);
+            state.params[index].time = scalars.time;
+            let Some(fused) = fused else {
+                let values = tensors.into_iter();
+                let state = &mut state.params[index];
+                stock(engine, method, &scalars, values, state).ok_or_else(other)?;
+                continue;
+            };
+            if scalars.roles != fused_roles(&fused) {
+                return Err(other());
+            }
+            state.params[index].fused = Some(fused);
+            for (moment, (_, values)) in moments[group].iter_mut().zip(tensors) {
+                let buffer = moment.get_or_insert_with(|| {
+                    let bytes = moment_bytes(engine, group);
+                    engine.context.pool.zeros(MemoryKind::OptimizerState, bytes)
+                });
+                let all = bytemuck::cast_slice_mut::<u8, f32>(buffer.bytes_mut());
+                all[elements(engine, index)].copy_from_slice(&values);
+            }
+        }
+        for (group, [first, second]) in state.groups.iter_mut().zip(moments) {
+            group.set(engine, first, second);
+        }
+        Ok(RestoredState(state))
+    }
+
+    /// Goes on from what was restored.
+    pub(crate) fn adopt(&mut self, restored: RestoredState) {
+        self.state = Some(restored.0);
+    }
+}
+
+/// The names of a kernel's moments.
+fn fused_roles(fused: &Fused) -> Vec<String> {
+    let names: &[&str] = match fused {
+        Fused::Sgd(hyper) if hyper.momentum.is_none() => &[],
+        Fused::Sgd(_) => &["momentum.velocity"],
+        Fused::Adam(_) | Fused::AdamW(_) => &["momentum.moment_1", "momentum.moment_2"],
+    };
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+/// Gives a stock optimizer its state back; `None` if it is another optimizer's.
+fn stock(
+    engine: &Engine,
+    method: &Method,
+    scalars: &ParamScalars,
+    tensors: impl Iterator<Item = (String, Vec<f32>)>,
+    state: &mut ParamState,
+) -> Option<()> {
+    let named = scalars.scalars.iter();
+    let mut source = StateSource::new(named.map(|(name, &s)| (name.clone(), s.into())).collect());
+    let mut empty = true;
+    for (name, values) in tensors {
+        empty &= values.is_empty();
+        let shape = [values.len()];
+        source.insert_tensor(name, TensorData::new(values, shape));
+    }
+    if empty && !scalars.roles.is_empty() {
+        // This rank owns nothing of the parameter.
+        return Some(());
+    }
+    let one = engine.context.zeros(MemoryKind::Staging, &[1], DType::F32);
+    let one = engine.context.place_tensor(MemoryKind::Staging, one);
+    let device = from_flat::<1>(one).device();
+    let restored = method.stock.state_unflatten(1, "", &mut source, &device)?;
+    state.stock = Some((Arc::clone(&method.stock), restored));
+    Some(())
+}
+
+impl From<Scalar> for ScalarValue {
+    fn from(scalar: Scalar) -> Self {
+        match scalar {
+            Scalar::Int(value) => Self::Int(value),
+            Scalar::UInt(value) => Self::UInt(value),
+            Scalar::Float(value) => Self::Float(value),
+            Scalar::Bool(value) => Self::Bool(value),
+        }
+    }
+}
+
+impl From<ScalarValue> for Scalar {
+    fn from(value: ScalarValue) -> Self {
+        match value {
+            ScalarValue::Int(value) => Self::Int(value),
+            ScalarValue::UInt(value) => Self::UInt(value),
+            ScalarValue::Float(value) => Self::Float(value),
+            ScalarValue::Bool(value) => Self::Bool(value),
+        }
+    }
+}
