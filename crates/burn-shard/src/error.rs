@@ -194,6 +194,20 @@ pub enum Error {
         norm: f64,
     },
 
+    /// A number of ranks per copy that does not divide the number of ranks.
+    #[error(
+        "rank {rank}: {world_size} ranks cannot form copies of {shard_ranks} ranks each (choose `shard_ranks` so \
+         that it divides the world size)"
+    )]
+    ShardRanks {
+        /// This rank.
+        rank: usize,
+        /// Number of ranks.
+        world_size: usize,
+        /// Ranks per copy that were asked for.
+        shard_ranks: usize,
+    },
+
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] burn_shard_checkpoint::Error),

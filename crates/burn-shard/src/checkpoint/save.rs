@@ -88,6 +88,9 @@ impl<M: Module> Save<'_, M> {
     /// What this rank writes: its elements of each parameter and of its state; rank 0 the buffers too.
     fn parts(&self) -> Vec<TensorPart<'static>> {
         let engine = self.model.engine();
+        if !engine.context.mesh.is_first_copy() {
+            return Vec::new();
+        }
         let mut parts = parameters(engine, self.model);
         for (index, spec) in engine.plan().params.iter().enumerate() {
             let owned = owned(engine, index);
@@ -123,7 +126,7 @@ impl<M: Module> Save<'_, M> {
 pub(super) fn owned(engine: &Engine, index: usize) -> std::ops::Range<usize> {
     let plan = engine.plan();
     let place = plan.place[index];
-    plan.groups[place.group].layout.members[place.member].owned(engine.rank())
+    plan.groups[place.group].layout.members[place.member].owned(engine.shard_rank())
 }
 
 /// This rank's elements of each parameter, one flat buffer at a time.

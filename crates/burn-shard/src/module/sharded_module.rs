@@ -99,7 +99,7 @@ impl<M: Module> ShardedModule<M> {
     /// The process group it was wrapped with.
     #[must_use]
     pub fn group(&self) -> &ProcessGroup {
-        &self.engine().context.process_group
+        &self.engine().context.mesh.world
     }
 
     /// Whether collectives read and write the module's tensors where they are. `false`: they are on a

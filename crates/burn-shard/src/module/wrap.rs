@@ -15,6 +15,7 @@ use crate::autodiff::reparam::attach;
 use crate::plan::Plan;
 use crate::purpose::Purpose;
 use crate::runtime::engine::Engine;
+use crate::runtime::mesh::{Mesh, copies};
 use crate::storage::flat::{Memory, from_flat, to_flat};
 use crate::storage::host::{HostTensor, PiecesMut, TensorSegments};
 use crate::storage::ledger::MemoryKind;
@@ -49,7 +50,8 @@ pub(crate) fn wrap<M: Module>(
     }
     plan.agree(&config, group)?;
 
-    let engine = Engine::new(group.clone(), memory, config, plan);
+    let mesh = Mesh::new(group, config.shard_ranks)?;
+    let engine = Engine::new(mesh, memory, config, plan);
     let mut distribute = Distribute {
         engine: &engine,
         path: Path::default(),
@@ -132,7 +134,8 @@ fn check<M: Module>(
     #[cfg(feature = "nccl")]
     let memory = memory.reached_by(group)?;
     let params = inspect(module, group.rank())?;
-    let plan = Plan::new(params, config, memory.alignment(), group.world_size())?;
+    let shard_ranks = group.world_size() / copies(group, config.shard_ranks)?;
+    let plan = Plan::new(params, config, memory.alignment(), shard_ranks)?;
     Ok((memory, plan))
 }
 
@@ -155,7 +158,7 @@ impl Distribute<'_> {
 
     fn try_broadcast(&self, tensor: &mut HostTensor) -> Result<(), CommError> {
         let (dtype, numel) = (tensor.dtype(), tensor.numel());
-        let communicator = self.engine.context.process_group.communicator();
+        let communicator = self.engine.context.mesh.world.communicator();
         let layout = SegmentLayout {
             dtype,
             numels: vec![numel],
@@ -177,7 +180,7 @@ impl Distribute<'_> {
         let (bytes, shape, dtype) = data.into_parts();
         let mut bytes = bytes.to_vec();
         if self.error.is_none()
-            && let Err(error) = self.engine.context.process_group.broadcast(&mut bytes, 0)
+            && let Err(error) = self.engine.context.mesh.world.broadcast(&mut bytes, 0)
         {
             self.error = Some(error.into());
         }
@@ -197,7 +200,7 @@ impl Distribute<'_> {
         });
         let (offset, _) = group.stored_slot(place.member);
         let part = if group.shards_parameters() {
-            member.owned(engine.rank())
+            member.owned(engine.shard_rank())
         } else {
             0..member.numel
         };

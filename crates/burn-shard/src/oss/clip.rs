@@ -119,7 +119,7 @@ impl GradientNorm {
             Self::Max => ReduceOp::Max,
             Self::L2 | Self::P(_) => ReduceOp::Sum,
         };
-        engine.context.process_group.all_reduce(&mut total, op)?;
+        engine.context.mesh.shard.all_reduce(&mut total, op)?;
         Ok(match self {
             Self::L2 => total[0].sqrt(),
             Self::Max => total[0],
@@ -131,7 +131,7 @@ impl GradientNorm {
     fn of_own_part(self, engine: &Engine, index: usize, gradient: &FlatTensor) -> f64 {
         let plan = engine.plan();
         let spec = plan.group_of(index);
-        let owned = spec.layout.members[plan.place[index].member].owned(engine.rank());
+        let owned = spec.layout.members[plan.place[index].member].owned(engine.shard_rank());
         let part = if spec.strategy.shards_gradients() {
             0..owned.len()
         } else {

@@ -115,7 +115,7 @@ fn gather(
     };
     let ranges = step.gathered_to(stepped);
     let numels: Vec<usize> = ranges.iter().map(|&(_, numel)| numel).collect();
-    let communicator = engine.context.process_group.communicator();
+    let communicator = engine.context.mesh.shard.communicator();
     let work = communicator.all_gather(input.segments(), &numels)?;
     let mut output = engine
         .context

@@ -60,7 +60,7 @@ pub(super) fn run(
         let mut shards = engine.context.pool.take(MemoryKind::Staging, len);
         for &index in stepped {
             let member = &group.layout.members[engine.plan().place[index].member];
-            let from = (member.full_offset + engine.rank() * member.shard_numel) * size;
+            let from = (member.full_offset + engine.shard_rank() * member.shard_numel) * size;
             let to = member.shard_offset * size;
             let len = member.shard_numel * size;
             shards.bytes_mut()[to..to + len].copy_from_slice(&bytes[from..from + len]);
@@ -68,7 +68,7 @@ pub(super) fn run(
         let input = step.gathered_from(&Flat::Host(shards.freeze()), stepped)?;
         let ranges = step.gathered_to(stepped);
         let numels: Vec<usize> = ranges.iter().map(|&(_, numel)| numel).collect();
-        let communicator = engine.context.process_group.communicator();
+        let communicator = engine.context.mesh.shard.communicator();
         let work = communicator.all_gather(input.segments(), &numels)?;
         work.finish(&mut pieces_mut(bytes, group.dtype, ranges.into_iter()))?;
     }

@@ -201,7 +201,7 @@ impl Oss {
         loss_scale: Option<f64>,
     ) -> Result<ShardedModule<M>, StepError<M>> {
         let engine = module.engine();
-        let (own, other) = (&self.group, &engine.context.process_group);
+        let (own, other) = (&self.group, &engine.context.mesh.world);
         if (own.rank(), own.world_size()) != (other.rank(), other.world_size()) {
             let error = Error::OtherGroup {
                 optimizer_rank: own.rank(),

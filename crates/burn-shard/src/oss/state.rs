@@ -217,7 +217,7 @@ pub(super) fn elements(engine: &Engine, index: usize) -> std::ops::Range<usize> 
     let group = &engine.plan().groups[group];
     let member = &group.layout.members[member];
     if group.strategy.shards_optimizer() {
-        member.shard_offset..member.shard_offset + member.owned(engine.rank()).len()
+        member.shard_offset..member.shard_offset + member.owned(engine.shard_rank()).len()
     } else {
         member.full_offset..member.full_offset + member.numel
     }

@@ -150,7 +150,7 @@ impl Owned {
         let member = &group.layout.members[place.member];
         let strategy = group.strategy;
         let owned = if strategy.shards_optimizer() {
-            member.owned(engine.rank())
+            member.owned(engine.shard_rank())
         } else {
             0..member.numel
         };

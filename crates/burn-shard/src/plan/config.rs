@@ -32,6 +32,12 @@ pub struct ShardConfig {
     /// 0 gathers each group when it is first read.
     #[config(default = 1)]
     pub prefetch: usize,
+    /// Hybrid sharding (HSDP): this many neighbouring ranks share one copy of what the strategy shards, and
+    /// there are `world_size / shard_ranks` copies, of which gradients are averaged within and then
+    /// across. `None`: one copy. The ranks of one machine are the usual choice
+    /// ([`ProcessGroup::local_world_size`](crate::ProcessGroup) under a launcher).
+    #[config(default = "None")]
+    pub shard_ranks: Option<usize>,
     /// Parameters that every rank keeps whole, as under [`ShardingStrategy::Replicated`], whatever the
     /// strategy: module paths such as `encoder.norm`, which cover all that is below them, where
     /// `*` stands for any one component (FSDP's `ignored_params`, but gradients are still averaged).

@@ -42,7 +42,7 @@ impl Plan {
     /// One line per fact that all ranks must share, in plan order.
     fn describe(&self, config: &ShardConfig) -> Vec<String> {
         let mut lines = vec![format!(
-            "strategy {}, prefetch {}, world_size {}, alignment {}",
+            "strategy {}, prefetch {}, {} ranks per copy, alignment {}",
             config.strategy, config.prefetch, self.world_size, self.align_bytes
         )];
         for (param, place) in self.params.iter().zip(&self.place) {

@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use burn_shard_comm::{DType, ProcessGroup, ReduceOp};
+use burn_shard_comm::{DType, ReduceOp};
 
 use super::history::names;
 use super::instance::Instance;
+use super::mesh::Mesh;
 use crate::plan::Plan;
 use crate::purpose::Purpose;
 use crate::storage::flat::{Flat, FlatTensor, Memory};
@@ -19,7 +20,7 @@ use crate::{Error, ShardConfig};
 /// collectives share. Every part of the runtime is handed one.
 #[derive(Debug)]
 pub(crate) struct Context {
-    pub(crate) process_group: ProcessGroup,
+    pub(crate) mesh: Mesh,
     pub(crate) memory: Memory,
     pub(crate) config: ShardConfig,
     pub(crate) plan: Plan,
@@ -29,7 +30,7 @@ pub(crate) struct Context {
 
 impl Context {
     pub(crate) fn new(
-        process_group: ProcessGroup,
+        mesh: Mesh,
         memory: Memory,
         config: ShardConfig,
         plan: Plan,
@@ -38,7 +39,7 @@ impl Context {
         let pool = Pool::new(Arc::clone(&ledger));
         pool.set_cap_bytes(idle_bytes(&plan));
         Self {
-            process_group,
+            mesh,
             memory,
             config,
             plan,
@@ -48,7 +49,12 @@ impl Context {
     }
 
     pub(crate) fn rank(&self) -> usize {
-        self.process_group.rank()
+        self.mesh.world.rank()
+    }
+
+    /// The number of this rank among those that share one copy.
+    pub(crate) fn shard_rank(&self) -> usize {
+        self.mesh.shard.rank()
     }
 
     /// The purpose of a collective that does `what` for parameters of a value of the module.
@@ -73,7 +79,8 @@ impl Context {
             purpose: self.purpose(instance, what, &[]),
         });
         let work = self
-            .process_group
+            .mesh
+            .world
             .communicator()
             .all_reduce(input, ReduceOp::Sum);
         work.and_then(|mut work| work.wait())

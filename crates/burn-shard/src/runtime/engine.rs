@@ -7,13 +7,13 @@ use std::any::Any;
 use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
-use burn_shard_comm::ProcessGroup;
 use parking_lot::Mutex;
 
 use super::context::Context;
 use super::group::ParamGroup;
 use super::history::History;
 use super::instance::Instance;
+use super::mesh::Mesh;
 use super::pass::{GradientSync, Pass, PassId, PassToken};
 use super::reduce::{Backward, Reducer};
 use super::schedule::Schedule;
@@ -53,14 +53,14 @@ impl State {
 
 impl Engine {
     pub(crate) fn new(
-        process_group: ProcessGroup,
+        mesh: Mesh,
         memory: Memory,
         config: ShardConfig,
         plan: Plan,
     ) -> Arc<Self> {
         let groups = plan.groups.len();
         // Every rank has made as many calls by now, and no other module has seen as many.
-        let history = History::new(process_group.traffic().total_calls());
+        let history = History::new(mesh.world.traffic().total_calls());
         let state = State {
             groups: (0..groups).map(|_| ParamGroup::default()).collect(),
             schedule: Schedule::new(groups),
@@ -73,7 +73,7 @@ impl Engine {
         };
         Arc::new(Self {
             instance: Mutex::new(Instance::new(plan.params.len(), history)),
-            context: Context::new(process_group, memory, config, plan),
+            context: Context::new(mesh, memory, config, plan),
             state: Mutex::new(state),
         })
     }
@@ -84,6 +84,11 @@ impl Engine {
 
     pub(crate) fn rank(&self) -> usize {
         self.context.rank()
+    }
+
+    /// The number of this rank among those that share one copy.
+    pub(crate) fn shard_rank(&self) -> usize {
+        self.context.shard_rank()
     }
 
     /// The instance that newly mapped modules belong to.

@@ -15,6 +15,7 @@ use super::collective_io::OutputBuffer;
 use super::context::Context;
 use super::group::{Grads, ParamGroup, Reduction};
 use super::instance::Instance;
+use super::mesh::Mesh;
 use super::pass::{GradientSync, Pass};
 use super::schedule::Schedule;
 use crate::Error;
@@ -190,11 +191,12 @@ impl Reducer<'_> {
             .collect();
         let purpose = context.purpose(self.instance, "gradients", &members);
         let input = context.input(spec.reduce, purpose, tensors)?;
-        let communicator = context.process_group.communicator();
+        let Mesh { world, shard, .. } = &context.mesh;
         let work = if spec.strategy.shards_gradients() {
+            let communicator = shard.communicator();
             communicator.reduce_scatter(input.segments(), ReduceOp::Mean)
         } else {
-            communicator.all_reduce(input.segments(), ReduceOp::Mean)
+            world.communicator().all_reduce(input.segments(), ReduceOp::Mean)
         };
         let work = work.map_err(|source| failed(context, members[0], source))?;
         state.grads = Grads::Reducing(Reduction {
@@ -227,7 +229,7 @@ impl Reducer<'_> {
         let reduction = self.groups[group].grads.take_reduction();
         let held_bytes = reduction.held_bytes;
         let reduced = if spec.strategy.shards_gradients() {
-            finish_reduce_scatter(context, spec, reduction)
+            finish_reduce_scatter((context, self.instance), spec, reduction)
         } else if context.memory.is_reached() {
             finish_all_reduce_on_device(context, spec, reduction)
         } else {
@@ -276,7 +278,7 @@ impl Reducer<'_> {
             .zip(leaves)
             .all(|(&used, leaf)| used > 0 || leaf.is_none());
         let input = Arc::new(OwnedSegments(vec![used.clone()]));
-        let communicator = self.context.process_group.communicator();
+        let communicator = self.context.mesh.world.communicator();
         let work = communicator.all_reduce(input, ReduceOp::Max)?;
         if has_all {
             return Ok(used);
@@ -290,7 +292,7 @@ impl Reducer<'_> {
     /// count of levels the constant.
     fn agree_on_order(&mut self) -> Result<(), Error> {
         if let Some(mut proposal) = self.schedule.take_proposal() {
-            self.context.process_group.broadcast(&mut proposal, 0)?;
+            self.context.mesh.world.broadcast(&mut proposal, 0)?;
             self.schedule.agree(&proposal);
         }
         Ok(())
@@ -302,7 +304,7 @@ type Averages = Vec<(usize, FlatTensor)>;
 
 /// Each member ends as a view of the group's gradient shard buffer.
 fn finish_reduce_scatter(
-    context: &Context,
+    (context, instance): (&Context, &Instance),
     spec: &GroupSpec,
     reduction: Reduction,
 ) -> Result<Averages, Error> {
@@ -327,6 +329,21 @@ fn finish_reduce_scatter(
     let mut shards = context.commit(MemoryKind::Gradients, buffer);
     if spec.reduce != spec.dtype {
         shards = context.cast(MemoryKind::Gradients, &shards, spec.reduce, spec.dtype);
+    }
+    if let Some(replicate) = &context.mesh.replicate {
+        let purpose = context.purpose(instance, "gradients of all copies", &reduction.members);
+        let numel = spec.layout.shard_len;
+        let own = context.readable(&shards).view(0, &[numel], spec.dtype);
+        let input = context.input(spec.dtype, purpose, vec![(numel, Some(own))])?;
+        let failed = |source| failed(context, reduction.members[0], source);
+        let communicator = replicate.communicator();
+        let work = communicator.all_reduce(input.segments(), ReduceOp::Mean).map_err(failed)?;
+        let bytes = numel * spec.dtype.size_bytes();
+        let mut buffer = context.output_buffer(MemoryKind::Gradients, bytes);
+        let mut output = context.output(spec.dtype, vec![(&mut buffer, vec![(0, numel)])])?;
+        work.finish(&mut *output).map_err(failed)?;
+        drop((output, input));
+        shards = context.commit(MemoryKind::Gradients, buffer);
     }
     let members = reduction.members.into_iter();
     Ok(members

@@ -230,7 +230,8 @@ fn start(value: Value<'_>, group: usize, shards: Flat) -> Result<Gather, Error> 
         .map(|member| member.numel)
         .collect();
     let work = context
-        .process_group
+        .mesh
+        .shard
         .communicator()
         .all_gather(input.segments(), &numels)
         .map_err(|source| failed(context, spec.members[0], source))?;
@@ -261,7 +262,8 @@ fn unshard_one(value: Value<'_>, index: usize, stored: &FlatTensor) -> Result<Fl
     let purpose = context.purpose(instance, "gather of one parameter", &[index]);
     let input = context.input(dtype, purpose, vec![(member.shard_numel, Some(shard))])?;
     let work = context
-        .process_group
+        .mesh
+        .shard
         .communicator()
         .all_gather(input.segments(), &[member.numel])
         .map_err(|source| failed(context, index, source))?;
