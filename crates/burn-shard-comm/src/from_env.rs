@@ -70,7 +70,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::from_env`] with a launcher, as [`Local::spawn`] without one. A rank that panics is
+    /// See [`ProcessGroup::from_env`] for a job of a launcher and [`Local::spawn`] without one. A rank that panics is
     /// [`Error::RankPanicked`] if it is a thread; in a launcher's job the panic ends the process as any other
     /// does, and the other ranks are told.
     ///

@@ -23,7 +23,7 @@ const MAX_THREADS: usize = 1 << 15;
 
 type Wrap = Box<dyn Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator> + Send + Sync>;
 
-/// How a group of threads is to be built.
+/// The builder of a group whose ranks are threads.
 ///
 /// # Examples
 ///

@@ -26,6 +26,16 @@ fn the_messages_in_the_table_of_faults_are_real() {
             rank: 0,
             address: "0.0.0.0:29500".into(),
         },
+        RendezvousError::TokenWeak {
+            rank: 0,
+            address: "10.0.0.1".into(),
+        },
+        RendezvousError::TooFewFiles {
+            rank: 0,
+            world_size: 600,
+            needed: 1840,
+            limit: 1024,
+        },
         RendezvousError::Token {
             rank: 1,
             address: "10.0.0.1:29500".into(),
@@ -62,6 +72,11 @@ fn the_messages_in_the_table_of_faults_are_real() {
     ];
     let errors = [
         Error::NoLauncher,
+        Error::Threads {
+            rank: 3,
+            threads: 4,
+            message: "Resource temporarily unavailable".into(),
+        },
         Error::from(PlacementError::BatchShell { world_size: 4 }),
         Error::from(PlacementError::NotAnAddress {
             variable: "BURN_SHARD_BIND",

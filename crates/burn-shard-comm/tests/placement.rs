@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 
 use burn_shard_comm::{Launcher, Placement, PlacementError, Token};
+use proptest::prelude::*;
 
 /// Environment variables of one process, `NAME=value` by line.
 fn read(environment: &str) -> Result<Option<Placement>, PlacementError> {
@@ -539,5 +540,41 @@ fn what_is_no_text_is_refused_and_a_token_may_be_any_bytes() {
             value: OsString::from_vec(b"\xff".to_vec()),
         };
         assert_eq!(error, expected);
+    }
+}
+
+/// A value as a launcher, a user or a stranger may set it.
+fn any_value() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "[0-9]{1,20}",
+        "-?[0-9]{1,3}",
+        r"[a-z0-9\-]{0,4}\[?[0-9]{0,3}[-,]?[0-9]{0,4}\]?,?[a-z0-9]{0,4}",
+        r"[0-9]{0,22}(\(x[0-9]{0,22}\)?)?(,[0-9]{0,3}(\(x[0-9]{1,3}\))?){0,3}",
+        ".{0,12}",
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+
+    /// Some variables of recorded environments get other values: there is a placement that makes sense, or an error.
+    #[test]
+    fn any_values_are_a_placement_or_an_error(
+        base in prop_oneof![Just(TORCHRUN), Just(SLURM_TWO_HOSTS), Just(SLURM_FOUR_HOSTS), Just(OPEN_MPI), Just(HYDRA)],
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any_value()), 1..4),
+    ) {
+        let names: Vec<&str> = base.lines().filter_map(|line| Some(line.trim_start().split_once('=')?.0)).collect();
+        let changed = |name: &str| {
+            let change = changes.iter().find(|(index, _)| *index.get(&names) == name);
+            change.map(|(_, value)| OsString::from(value))
+        };
+        let result = Placement::from_vars(|name| changed(name).or_else(|| find(base, name)));
+        if let Ok(Some(placement)) = result {
+            prop_assert!(placement.rank < placement.world_size);
+            prop_assert!(placement.local_rank < placement.world_size);
+            prop_assert!(placement.local_world_size.is_none_or(|here| placement.local_rank < here));
+            prop_assert!(placement.world_size == 1 || placement.master_port > 0);
+            prop_assert!(!placement.master_addr.is_empty());
+        }
     }
 }

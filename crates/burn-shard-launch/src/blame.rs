@@ -17,7 +17,7 @@ const LATE: Duration = Duration::from_millis(200);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) ending: Ending,
-    /// When the launcher noticed.
+    /// The time at which the launcher noticed.
     pub(crate) seen: SystemTime,
     /// The launcher had told it to end before.
     pub(crate) was_told: bool,
@@ -47,7 +47,7 @@ pub(crate) fn first_to_fail(ranks: &[Ended], interruption: Option<Interruption>)
 }
 
 impl Ended {
-    /// When it failed, if it did so by itself. `last_failure`: the last that any rank recorded.
+    /// The time at which it failed, if it did so by itself. `last_failure`: the last that any rank recorded.
     fn failed_at(&self, last_failure: Option<SystemTime>) -> Option<SystemTime> {
         if self.ending.is_success() {
             return None;

@@ -29,7 +29,7 @@ const OF_OTHERS: [&str; 14] = [
     "SLURM_STEP_ID",
     "SLURM_TASK_PID",
 ];
-/// The same, by their beginning.
+/// Beginnings of such variables.
 const OF_OTHERS_PREFIXES: [&str; 4] = ["OMPI_COMM_WORLD_", "PMIX_", "PMI_", "TORCHELASTIC_"];
 /// Our own, which the caller may have exported for another job: ranks get them from [`Environment::of`] only.
 const OF_OURS: [&str; 4] = [

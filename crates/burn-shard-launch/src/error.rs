@@ -116,7 +116,7 @@ pub enum LaunchError {
         rank: usize,
         /// Its process.
         pid: u32,
-        /// How long it was waited for.
+        /// Time since the signal.
         waited: Duration,
     },
 }

@@ -115,7 +115,7 @@ fn describe(options: &Options, environment: &Environment, remarks: &Remarks) {
     ));
 }
 
-/// When the launcher acts next.
+/// The time at which the launcher acts next, and what it does then.
 #[derive(Clone, Copy)]
 enum Deadline {
     /// The time of grace is over, see [`Job::end_of_grace`].
@@ -131,7 +131,7 @@ struct Job<'a> {
     ranks: Ranks,
     records: Records,
     tails: Vec<Arc<Tail>>,
-    /// How each rank ended, and when that was seen; by its number on this host, as the next.
+    /// The ending of each rank and the time at which it was seen, by its number on this host.
     ended: Vec<Option<(Ending, SystemTime)>>,
     /// Whether a rank was told to end before it had.
     was_told: Vec<bool>,

@@ -13,11 +13,11 @@ pub enum PlacementError {
     Half {
         /// The launcher whose variables they are.
         launcher: Launcher,
-        /// A variable that is there.
+        /// The variable that is set.
         found: &'static str,
         /// Its value.
         value: String,
-        /// The variable that is not.
+        /// The variable that is not set.
         missing: &'static str,
     },
 
@@ -44,7 +44,7 @@ pub enum PlacementError {
         variable: &'static str,
         /// Its value.
         value: String,
-        /// What it should be.
+        /// The form it should have.
         expected: &'static str,
     },
 
@@ -70,7 +70,7 @@ pub enum PlacementError {
         value: usize,
         /// The variable that holds the number of ranks.
         limit_variable: &'static str,
-        /// That number.
+        /// The number of ranks.
         limit: usize,
     },
 
@@ -79,13 +79,13 @@ pub enum PlacementError {
         "{variable} gives {local_world_size} processes on this host, but {world_size_variable} is {world_size} (values of different launchers may be mixed, unset those of the outer one)"
     )]
     MoreHereThanInAll {
-        /// The variable that holds the number on this host.
+        /// The variable that holds the number of processes on this host.
         variable: &'static str,
-        /// That number.
+        /// The number of processes on this host.
         local_world_size: usize,
-        /// The variable that holds the number in the job.
+        /// The variable that holds the number of processes in the job.
         world_size_variable: &'static str,
-        /// That number.
+        /// The number of processes in the job.
         world_size: usize,
     },
 
@@ -96,7 +96,7 @@ pub enum PlacementError {
         variable: &'static str,
         /// Its value.
         value: String,
-        /// What it should be, and the way out.
+        /// The form it should have, and the way out.
         expected: &'static str,
     },
 

@@ -77,7 +77,7 @@ impl Placement {
     ///
     /// # Errors
     ///
-    /// As [`Placement::from_vars`].
+    /// See [`Placement::from_vars`].
     pub fn from_env() -> Result<Option<Self>, PlacementError> {
         let vars = |name: &str| std::env::var_os(name);
         log::info!("{}", Self::explain(vars));

@@ -28,7 +28,7 @@ pub enum RendezvousError {
     TokenUnset {
         /// The rank.
         rank: usize,
-        /// Where it was to listen.
+        /// The address that it was to listen on.
         address: String,
     },
 
@@ -41,7 +41,7 @@ pub enum RendezvousError {
     TokenWeak {
         /// The rank.
         rank: usize,
-        /// Where it was to listen.
+        /// The address that it was to listen on.
         address: String,
     },
 
@@ -100,7 +100,7 @@ pub enum RendezvousError {
     Listen {
         /// The rank.
         rank: usize,
-        /// Where it was to listen.
+        /// The address that it was to listen on.
         address: SocketAddr,
         /// What the system said.
         message: String,
@@ -113,9 +113,9 @@ pub enum RendezvousError {
     NoMaster {
         /// The rank.
         rank: usize,
-        /// Where rank 0 was to be.
+        /// The address at which rank 0 was expected.
         address: String,
-        /// How long it was tried.
+        /// Time since the first attempt.
         waited: Duration,
         /// What the last attempt ended with.
         message: String,
@@ -128,7 +128,7 @@ pub enum RendezvousError {
     NotBurnShard {
         /// The rank.
         rank: usize,
-        /// Where rank 0 was to be.
+        /// The address at which rank 0 was expected.
         address: String,
         /// The first bytes of what it sent.
         answer: String,
@@ -143,9 +143,9 @@ pub enum RendezvousError {
         rank: usize,
         /// The other end.
         address: String,
-        /// Its version.
+        /// The version of the other end.
         found: u16,
-        /// That of this process.
+        /// The version of this process.
         expected: u16,
     },
 
@@ -193,7 +193,7 @@ pub enum RendezvousError {
         peer: usize,
         /// Where it listens.
         address: String,
-        /// How long it was tried.
+        /// Time since the first attempt.
         waited: Duration,
         /// What the last attempt ended with.
         message: String,
@@ -206,11 +206,11 @@ pub enum RendezvousError {
     Unconnected {
         /// The rank.
         rank: usize,
-        /// Those that did not connect.
+        /// The ranks that did not connect.
         peers: Vec<usize>,
         /// Where this rank listens.
         address: SocketAddr,
-        /// How long it waited.
+        /// Time that this rank has waited.
         waited: Duration,
     },
 
@@ -221,7 +221,7 @@ pub enum RendezvousError {
         rank: usize,
         /// The key.
         key: String,
-        /// How long it waited.
+        /// Time that this rank has waited.
         waited: Duration,
     },
 
@@ -247,9 +247,9 @@ pub enum RendezvousError {
     System {
         /// The rank.
         rank: usize,
-        /// What it was asked to do.
+        /// The action that failed.
         action: &'static str,
-        /// What it said.
+        /// The error of the system.
         message: String,
     },
 }

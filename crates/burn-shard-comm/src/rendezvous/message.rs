@@ -90,9 +90,9 @@ pub enum JobFault {
     WorldSize {
         /// The rank that differs from rank 0.
         other: usize,
-        /// Its world size.
+        /// The world size of that rank.
         found: usize,
-        /// That of rank 0.
+        /// The world size of rank 0.
         expected: usize,
     },
     /// A rank that is not below the world size.
@@ -113,9 +113,9 @@ pub enum JobFault {
     Missing {
         /// The rank that gave up.
         waiting: usize,
-        /// How long it had waited.
+        /// Time that it had waited.
         waited: Duration,
-        /// Those that had not come.
+        /// The ranks that had not come.
         missing: Vec<usize>,
         /// Connections that were refused in the meantime; empty if none.
         refused: String,
@@ -124,7 +124,7 @@ pub enum JobFault {
     Reported {
         /// The rank.
         other: usize,
-        /// What it said.
+        /// The error it reported.
         message: String,
     },
 }

@@ -25,7 +25,7 @@ use crate::sockets::wait;
 
 /// Keys and values together.
 const MAX_STORED_BYTES: usize = 16 << 20;
-/// How long one that was refused may take to read why.
+/// Time that a process that was refused has to read why.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
 /// How long a failed store stays for ranks that have not come, or do not leave.
 pub(super) const FAILED_TIME: Duration = Duration::from_secs(3);

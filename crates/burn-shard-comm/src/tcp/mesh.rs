@@ -24,7 +24,7 @@ use crate::{
     sockets::{slice, wait},
 };
 
-/// Which of a pair's connections; the payload of its handshake.
+/// The payload of a handshake between two ranks: it names one of their two connections.
 #[derive(Serialize, Deserialize)]
 struct Call {
     from: usize,
@@ -45,7 +45,7 @@ impl Rendezvous {
     ///
     /// # Errors
     ///
-    /// As [`Rendezvous::store`]; and fails on all ranks if one cannot reach another.
+    /// See [`Rendezvous::store`]. Also fails on all ranks if one cannot reach another.
     pub fn tcp(&self) -> Result<TcpTransport, RendezvousError> {
         let until = self.until();
         let rank = self.placement().rank;
@@ -77,7 +77,7 @@ impl Rendezvous {
     }
 }
 
-/// What all of a rank's connections have in common.
+/// The properties that all connections of a rank share.
 struct Mesh {
     rank: usize,
     start: Instant,
@@ -86,7 +86,7 @@ struct Mesh {
     address: SocketAddr,
 }
 
-/// A pair's connections, as far as they are there.
+/// The connections to one other rank that exist so far.
 type Pair = [Option<TcpStream>; 2];
 
 impl Mesh {
