@@ -92,7 +92,7 @@ fn draw(device: &Device) -> Print {
     print
 }
 
-/// A seed from what was drawn; `purpose` tells seeds of one draw apart (the mixing step of SplitMix64,
+/// A seed from what was drawn; `purpose` tells seeds of one draw apart (the mixing step of `SplitMix64`,
 /// Steele, Lea and Flood 2014).
 fn derive(print: Print, purpose: u32) -> u64 {
     let mut state = 0u64;
