@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 use crate::leaves::{Buffers, Cut, FindTracked, Regrow, join, locate};
 use crate::ops::{Job, Parcel, RecomputeOps, Seeds};
 use crate::random::{self, Random, Replay};
-use crate::scope::{self, Callbacks, Phase, Scope};
+use crate::scope::{self, BlockId, Callbacks, Phase, Scope};
 use crate::tensors::{TensorMapper, Tensors};
 
 /// Runs `forward(block, inputs)` without keeping its activations; backward runs it again.
@@ -109,7 +109,8 @@ where
     let buffers = cut.untracked;
     let inputs = inputs.map_tensors(&mut cut);
 
-    let scope = Scope::enter(Phase::Forward);
+    let id = BlockId::new();
+    let scope = Scope::enter(Phase::Forward, id);
     let run = || forward(&block, inputs.clone());
     let (outputs, replay) = match random {
         Random::Replay => {
@@ -118,7 +119,7 @@ where
         }
         Random::Ignore => (run(), None),
     };
-    let callbacks = scope.leave();
+    let requests = scope.leave();
 
     let mut count = CountOutputs(0);
     let outputs = outputs.map_tensors(&mut count);
@@ -132,14 +133,16 @@ where
         buffers,
         replay,
         device,
-        callbacks,
+        id,
+        callbacks: requests.callbacks,
     };
     let job = Job::new(
         places,
         count.0,
         Box::new(|grads, earlier| rerun.run(grads, earlier)),
     );
-    let chain = cut.into_chain().into_dispatch();
+    let ancestors = requests.ancestors.into_iter();
+    let chain = ancestors.fold(cut.into_chain(), join).into_dispatch();
     let gate = Dispatch::gate(Dispatch::recompute(chain, Arc::clone(&job)));
     outputs.map_tensors(&mut Attach {
         gate: Tensor::from_dispatch(gate),
@@ -220,6 +223,7 @@ struct Rerun<M, I, F> {
     buffers: bool,
     replay: Option<Replay>,
     device: Device,
+    id: BlockId,
     callbacks: Callbacks,
 }
 
@@ -232,7 +236,7 @@ impl<M, I, F> Rerun<M, I, F> {
         O: Tensors,
         F: Fn(&M, I) -> O,
     {
-        let scope = Scope::enter(Phase::Recompute);
+        let scope = Scope::enter(Phase::Recompute, self.id);
         let buffers = self.buffers.then(|| Buffers::save(&self.block));
         let mut regrow = Regrow::new(&self.slots, self.places);
         let block = self.block.clone().map(&mut regrow);
@@ -246,6 +250,7 @@ impl<M, I, F> Rerun<M, I, F> {
             buffers.restore(self.block);
         }
         drop(block);
+        drop(self.callbacks);
 
         // Earlier sums first: then what this block adds comes in the order it would have come in.
         let places = regrow.places().zip(earlier);
@@ -268,7 +273,6 @@ impl<M, I, F> Rerun<M, I, F> {
         let mut grads = Tensor::<1>::from_dispatch(start).backward();
         let sums = regrow.take_gradients(&mut grads);
         drop(scope);
-        drop(self.callbacks);
         sums
     }
 }
