@@ -1,17 +1,66 @@
 //! The public function, and what it leaves on the tape.
 
+use std::sync::Arc;
+
 use burn::backend::Dispatch;
+use burn::backend::autodiff::NodeId;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::leaves::{Buffers, Cut, FindTracked, Regrow, join, locate};
 use crate::ops::{Job, Parcel, RecomputeOps, Seeds};
 use crate::random::{self, Random, Replay};
-use crate::scope::{self, Callbacks, Phase, Scope};
+use crate::scope::{self, BlockId, Callbacks, Phase, Scope};
 use crate::tensors::{TensorMapper, Tensors};
-use std::sync::Arc;
 
 /// Runs `forward(block, inputs)` without keeping its activations; backward runs it again.
+///
+/// The outputs are those of `forward(block, inputs)`, and so are the gradients that a backward from
+/// them gives to the inputs and to the parameters of `block`; the [crate] says to which bits. Where there is
+/// nothing to track (on a device without autodiff, say) this is a plain call.
+///
+/// `forward` runs twice, so it should do the same both times and have no effects but on its outputs. It may capture
+/// anything that is `Send + 'static`: numbers, int and bool tensors, constants. Float tensors that have
+/// gradients belong into `inputs`, and modules that have parameters into `block` (a tuple or a `Vec` of
+/// modules is a module).
+///
+/// - Float outputs are tracked, even one that depends on nothing tracked. An output that the loss does not use costs nothing.
+/// - Parameters that are not initialized yet are initialized, in the order of the module.
+/// - Running statistics (`BatchNorm`) count a batch once. `RunningState::value` shows the
+///   update earlier than without a checkpoint, after backward. Not when threads share them
+///   (`Module::fork`): there updates of other threads may come in between.
+/// - Random numbers are drawn again: see [`Random`].
+/// - As everywhere in Burn, a forward has one backward.
+///
+/// # Panics
+///
+/// If `forward` returns a tensor that is tracked by itself, because it captured one: its gradient would
+/// be lost. (Combining a captured tracked tensor with the inputs and *not* returning the result is not noticed, and
+/// backward then waits for itself.) If a parameter or input is synchronized by Burn's own
+/// data parallelism (`Tensor::is_distributed`). In backward, if `forward` returns another number of tensors than the first
+/// time, or draws random numbers that cannot be repeated.
+///
+/// # Examples
+///
+/// Several inputs and outputs, of which one is a mask:
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Bool, Device, Tensor};
+/// use burn_shard_recompute::checkpoint;
+///
+/// let device = Device::flex().autodiff();
+/// let block = LinearConfig::new(4, 4).init(&device);
+/// let x = Tensor::<2>::ones([3, 4], &device).require_grad();
+/// let mask = Tensor::<2, Bool>::from_data([[true, false, false, false]], &device).expand([3, 4]);
+/// let scale = 0.5;
+/// let (y, sum) = checkpoint(&block, (x.clone(), mask), move |block, (x, mask)| {
+///     let y = block.forward(x).mask_fill(mask, 0.0) * scale;
+///     (y.clone(), y.sum())
+/// });
+/// let gradients = (y.sum() + sum).backward();
+/// assert_eq!(x.grad(&gradients).unwrap().dims(), [3, 4]);
+/// ```
 pub fn checkpoint<M, I, O, F>(block: &M, inputs: I, forward: F) -> O
 where
     M: Module + 'static,
@@ -23,6 +72,24 @@ where
 }
 
 /// [`checkpoint`], with a choice about random numbers.
+///
+/// # Panics
+///
+/// As [`checkpoint`] does. Under [`Random::Ignore`] nothing is known of numbers drawn.
+///
+/// # Examples
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_shard_recompute::{Random, checkpoint_with};
+///
+/// let device = Device::flex().autodiff();
+/// let block = LinearConfig::new(4, 4).init(&device);
+/// let x = Tensor::<2>::ones([3, 4], &device);
+/// let y = checkpoint_with(Random::Ignore, &block, x, |block, x| block.forward(x));
+/// y.sum().backward();
+/// ```
 pub fn checkpoint_with<M, I, O, F>(random: Random, block: &M, inputs: I, forward: F) -> O
 where
     M: Module + 'static,
@@ -42,7 +109,8 @@ where
     let buffers = cut.untracked;
     let inputs = inputs.map_tensors(&mut cut);
 
-    let scope = Scope::enter(Phase::Forward);
+    let id = BlockId::new();
+    let scope = Scope::enter(Phase::Forward, id);
     let run = || forward(&block, inputs.clone());
     let (outputs, replay) = match random {
         Random::Replay => {
@@ -51,7 +119,7 @@ where
         }
         Random::Ignore => (run(), None),
     };
-    let callbacks = scope.leave();
+    let requests = scope.leave();
 
     let mut count = CountOutputs(0);
     let outputs = outputs.map_tensors(&mut count);
@@ -65,14 +133,16 @@ where
         buffers,
         replay,
         device,
-        callbacks,
+        id,
+        callbacks: requests.callbacks,
     };
     let job = Job::new(
         places,
         count.0,
         Box::new(|grads, earlier| rerun.run(grads, earlier)),
     );
-    let chain = cut.into_chain().into_dispatch();
+    let ancestors = requests.ancestors.into_iter();
+    let chain = ancestors.fold(cut.into_chain(), join).into_dispatch();
     let gate = Dispatch::gate(Dispatch::recompute(chain, Arc::clone(&job)));
     outputs.map_tensors(&mut Attach {
         gate: Tensor::from_dispatch(gate),
@@ -153,6 +223,7 @@ struct Rerun<M, I, F> {
     buffers: bool,
     replay: Option<Replay>,
     device: Device,
+    id: BlockId,
     callbacks: Callbacks,
 }
 
@@ -165,7 +236,7 @@ impl<M, I, F> Rerun<M, I, F> {
         O: Tensors,
         F: Fn(&M, I) -> O,
     {
-        let scope = Scope::enter(Phase::Recompute);
+        let scope = Scope::enter(Phase::Recompute, self.id);
         let buffers = self.buffers.then(|| Buffers::save(&self.block));
         let mut regrow = Regrow::new(&self.slots, self.places);
         let block = self.block.clone().map(&mut regrow);
@@ -179,6 +250,7 @@ impl<M, I, F> Rerun<M, I, F> {
             buffers.restore(self.block);
         }
         drop(block);
+        drop(self.callbacks);
 
         // Earlier sums first: then what this block adds comes in the order it would have come in.
         let places = regrow.places().zip(earlier);
@@ -201,7 +273,6 @@ impl<M, I, F> Rerun<M, I, F> {
         let mut grads = Tensor::<1>::from_dispatch(start).backward();
         let sums = regrow.take_gradients(&mut grads);
         drop(scope);
-        drop(self.callbacks);
         sums
     }
 }
@@ -209,7 +280,7 @@ impl<M, I, F> Rerun<M, I, F> {
 /// Joins the recomputed outputs that have a gradient, and assigns it to them.
 struct CollectOutputs {
     grads: std::vec::IntoIter<Option<Parcel>>,
-    seeds: Vec<(burn::backend::autodiff::NodeId, Parcel)>,
+    seeds: Vec<(NodeId, Parcel)>,
     chain: Tensor<1>,
 }
 

@@ -14,9 +14,16 @@ use parking_lot::Mutex;
 pub enum Random {
     /// The recomputation draws the same numbers as the forward.
     ///
-    /// The device's generator is seeded before and after the block, both times with seeds drawn from it. So a
-    /// run that starts with [`Device::seed`] still repeats, but what is drawn differs from a run
-    /// without the checkpoint. On a GPU the host waits for the device twice per run of a block.
+    /// The device's generator is seeded before and after the block, in forward and in backward, with seeds
+    /// drawn from it. So a run that starts with [`Device::seed`] still repeats, but what it draws, in the block
+    /// and after it, is not what it would draw without the checkpoint. A block that draws nothing changes the
+    /// generator all the same. On a GPU the host waits for the device each time.
+    ///
+    /// A backend has one generator for all threads of the process. A block that draws while another thread
+    /// draws, or runs such a block, cannot be repeated; backward then panics, and no gradient is
+    /// wrong silently. So with dropout in checkpointed blocks, ranks have to be processes. Blocks that draw nothing
+    /// run in any number of threads. The only thing not noticed is a block that draws only under a condition
+    /// that does not hold in its recomputation.
     #[default]
     Replay,
     /// The generator is left alone: for blocks that draw nothing. If one does, its gradients are wrong.
@@ -85,7 +92,7 @@ fn draw(device: &Device) -> Print {
     print
 }
 
-/// A seed from what was drawn; `purpose` tells seeds of one draw apart (the mixing step of SplitMix64,
+/// A seed from what was drawn; `purpose` tells seeds of one draw apart (the mixing step of `SplitMix64`,
 /// Steele, Lea and Flood 2014).
 fn derive(print: Print, purpose: u32) -> u64 {
     let mut state = 0u64;

@@ -6,6 +6,9 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::tensor::Tensor;
 
 /// Why a checkpointed block is running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,12 +19,31 @@ pub enum Phase {
     Recompute,
 }
 
+/// One run of a block in forward, and its recomputation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(u64);
+
+impl BlockId {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 type Callback = Box<dyn FnOnce() + Send>;
 
 #[derive(Debug)]
 struct Frame {
     phase: Phase,
-    callbacks: Callbacks,
+    block: BlockId,
+    requests: Requests,
+}
+
+/// What was asked for in a forward.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    pub(crate) callbacks: Callbacks,
+    pub(crate) ancestors: Vec<Tensor<1>>,
 }
 
 thread_local! {
@@ -50,8 +72,23 @@ pub fn phase() -> Option<Phase> {
     FRAMES.with_borrow(|frames| frames.last().map(|frame| frame.phase))
 }
 
-/// Has `callback` run once: when the block that is in its [`Phase::Forward`] has been recomputed and the
-/// backward of that is over, or when Burn drops the block from its tape because no backward will come.
+/// The innermost checkpointed block that this thread is running, the same in forward and recomputation.
+pub fn block() -> Option<BlockId> {
+    FRAMES.with_borrow(|frames| frames.last().map(|frame| frame.block))
+}
+
+/// The innermost block that this thread is recomputing. In the forward of a nested block this is the block
+/// around it.
+pub fn recomputed_block() -> Option<BlockId> {
+    FRAMES.with_borrow(|frames| {
+        let mut frames = frames.iter().rev();
+        let frame = frames.find(|frame| frame.phase == Phase::Recompute);
+        frame.map(|frame| frame.block)
+    })
+}
+
+/// Has `callback` run once: when the block that is in its [`Phase::Forward`] has run again and its backward is
+/// about to begin, or when Burn drops the block from its tape because no backward will come.
 ///
 /// In the latter case Burn may hold its locks: the callback must not run tensor operations. If the
 /// forward panics, the callback runs then.
@@ -60,13 +97,30 @@ pub fn phase() -> Option<Phase> {
 ///
 /// If this thread is not in [`Phase::Forward`].
 pub fn on_recomputed(callback: Box<dyn FnOnce() + Send>) {
+    request("on_recomputed", |requests| {
+        requests.callbacks.0.push(callback)
+    });
+}
+
+/// Makes `tensor` an ancestor of the block that is in its [`Phase::Forward`]: the backward step of `tensor`
+/// will run, and after the block's.
+///
+/// # Panics
+///
+/// If this thread is not in [`Phase::Forward`].
+pub fn add_ancestor(tensor: Tensor<1>) {
+    request("add_ancestor", |requests| requests.ancestors.push(tensor));
+}
+
+fn request(what: &str, add: impl FnOnce(&mut Requests)) {
     FRAMES.with_borrow_mut(|frames| match frames.last_mut() {
         Some(Frame {
             phase: Phase::Forward,
-            callbacks,
-        }) => callbacks.0.push(callback),
+            requests,
+            ..
+        }) => add(requests),
         Some(_) | None => panic!(
-            "on_recomputed was called outside the forward of a checkpointed block (ask scope::phase first)"
+            "{what} was called outside the forward of a checkpointed block (ask scope::phase first)"
         ),
     });
 }
@@ -97,11 +151,12 @@ pub(crate) struct Scope {
 }
 
 impl Scope {
-    pub(crate) fn enter(phase: Phase) -> Self {
+    pub(crate) fn enter(phase: Phase, block: BlockId) -> Self {
         FRAMES.with_borrow_mut(|frames| {
             frames.push(Frame {
                 phase,
-                callbacks: Callbacks::default(),
+                block,
+                requests: Requests::default(),
             });
             Self {
                 depth: frames.len() - 1,
@@ -109,10 +164,10 @@ impl Scope {
         })
     }
 
-    /// Leaves the phase and keeps what was to be called.
-    pub(crate) fn leave(self) -> Callbacks {
+    /// Leaves the phase and keeps what was asked for.
+    pub(crate) fn leave(self) -> Requests {
         let frame = FRAMES.with_borrow_mut(Vec::pop);
-        frame.map(|frame| frame.callbacks).unwrap_or_default()
+        frame.map(|frame| frame.requests).unwrap_or_default()
     }
 }
 

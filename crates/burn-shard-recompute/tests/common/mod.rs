@@ -7,13 +7,13 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 
 /// Holds the process's one generator of random numbers: other tests draw from it too.
-pub fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static GENERATOR: Mutex<()> = Mutex::new(());
     GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Without and with Burn's own checkpointing of cheap operations.
-pub fn devices() -> [Device; 2] {
+pub(crate) fn devices() -> [Device; 2] {
     [
         Device::flex().autodiff(),
         Device::flex().autodiff().gradient_checkpointing(),
@@ -21,15 +21,15 @@ pub fn devices() -> [Device; 2] {
 }
 
 /// Shape and bits of a tensor.
-pub type Bits = (Vec<usize>, Vec<u8>);
+pub(crate) type Bits = (Vec<usize>, Vec<u8>);
 
-pub fn bits<const D: usize>(tensor: Tensor<D>) -> Bits {
+pub(crate) fn bits<const D: usize>(tensor: Tensor<D>) -> Bits {
     let data = tensor.into_data();
     (data.shape().to_vec(), data.as_bytes().to_vec())
 }
 
 /// Gradients of all parameters in the order of the module; those of `inputs` after them.
-pub fn grads_of<const D: usize>(
+pub(crate) fn grads_of<const D: usize>(
     loss: Tensor<1>,
     module: &impl Module,
     inputs: &[&Tensor<D>],
@@ -41,7 +41,7 @@ pub fn grads_of<const D: usize>(
 }
 
 /// Gradients of all parameters in the order of the module.
-pub fn gradients(grads: &Gradients, module: &impl Module) -> Vec<Option<Bits>> {
+pub(crate) fn gradients(grads: &Gradients, module: &impl Module) -> Vec<Option<Bits>> {
     struct Collect<'a>(&'a Gradients, Vec<Option<Bits>>);
     impl ModuleVisitor for Collect<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -54,7 +54,7 @@ pub fn gradients(grads: &Gradients, module: &impl Module) -> Vec<Option<Bits>> {
 }
 
 /// The module with parameters of type `dtype`.
-pub fn cast<M: Module>(module: M, dtype: DType) -> M {
+pub(crate) fn cast<M: Module>(module: M, dtype: DType) -> M {
     struct Cast(DType);
     impl ModuleMapper for Cast {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {

@@ -45,13 +45,13 @@ fn a_block_runs_in_forward_and_in_recompute() {
 }
 
 #[test]
-fn a_callback_runs_once_after_the_recomputation() {
+fn a_callback_runs_once_when_the_block_has_run_again() {
     let (_, linear, x) = block();
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
     let y = checkpoint_with(Random::Ignore, &linear, x, move |linear, x| {
         count(&counted);
-        assert_eq!(counted.load(SeqCst), 0, "before the recomputation is over");
+        assert_eq!(counted.load(SeqCst), 0, "before the block has run again");
         linear.forward(x)
     });
     assert_eq!(calls.load(SeqCst), 0);
@@ -59,6 +59,28 @@ fn a_callback_runs_once_after_the_recomputation() {
     assert_eq!(calls.load(SeqCst), 1);
     drop(y);
     assert_eq!(calls.load(SeqCst), 1);
+}
+
+#[test]
+fn a_block_has_one_id_in_forward_and_recompute_and_others_have_others() {
+    let (_, linear, x) = block();
+    let ids = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&ids);
+    let forward = move |linear: &Linear, x| {
+        seen.lock()
+            .unwrap()
+            .push((scope::block(), scope::recomputed_block()));
+        linear.forward(x)
+    };
+    let y = checkpoint_with(Random::Ignore, &linear, x, forward.clone());
+    let y = checkpoint_with(Random::Ignore, &linear, y, forward);
+    let _grads = y.sum().backward();
+    let ids = ids.lock().unwrap();
+    let [(first, None), (second, None), again @ ..] = ids.as_slice() else {
+        panic!("{ids:?}");
+    };
+    assert_ne!(first, second);
+    assert_eq!(again, [(*second, *second), (*first, *first)]);
 }
 
 #[test]
