@@ -9,17 +9,16 @@
 # ${XDG_DATA_HOME:-~/.local/share}/tracel/tracel-llvm-<version>; `rm -r` it to start over.
 set -euo pipefail
 
-# What tracel-llvm-bundler 23.1.0-4 (CubeCL 0.11.3) asks for, and the wheels that carry it.
+# What tracel-llvm-bundler 23.1.0-4 (CubeCL 0.11.3) asks for; the wheels that carry it are in wheels.txt.
 prefix="${XDG_DATA_HOME:-$HOME/.local/share}/tracel/tracel-llvm-23.1.0-4"
-wheels=23.1.1.post0
 
-packages=("mlc-llvm-static==$wheels")
+packages=(mlc-llvm-static)
 # The library that tells whether what is there is enough.
 sentinel="$prefix/bin/llvm-config"
 case "${1:-}" in
     '') ;;
     --all-targets)
-        packages+=("mlc-llvm-static-extra-targets==$wheels")
+        packages+=(mlc-llvm-static-extra-targets)
         sentinel="$prefix/lib/libLLVMNVPTXCodeGen.a"
         ;;
     *)
@@ -36,12 +35,11 @@ fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 for package in "${packages[@]}"; do
-    # One folder each: both wheels have a package of the same name.
-    folder="$scratch/${package%%=*}"
-    python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-        --no-deps --target "$folder" "$package"
+    # A cache of its own, since LLVM is needed once: both wheels have a package of the same name.
+    folder=$(BURN_SHARD_CACHE=$scratch "$(dirname "$0")/wheel.sh" "$package")
     mkdir -p "$prefix"
     cp -R "$folder/mlc_llvm_static/static/." "$prefix/"
+    rm -rf "$folder"
 done
 chmod +x "$prefix"/bin/*
 "$prefix/bin/llvm-config" --version >/dev/null

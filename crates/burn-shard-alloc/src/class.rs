@@ -79,7 +79,9 @@ mod tests {
     fn an_index_stands_for_one_block_size() {
         let mut previous = SizeClass::of(1);
         assert_eq!(previous.index, 0);
-        for pages in 2..=1 << 18 {
+        // Miri is a thousand times slower: there the first classes are enough.
+        let most = if cfg!(miri) { 1 << 9 } else { 1 << 18 };
+        for pages in 2..=most {
             let class = SizeClass::of(pages * HUGE_PAGE_BYTES);
             if class != previous {
                 assert_eq!(class.index, previous.index + 1);
@@ -87,7 +89,7 @@ mod tests {
             }
             previous = class;
         }
-        assert_eq!(previous.index, CACHED_CLASSES - 1);
+        assert!(cfg!(miri) || previous.index == CACHED_CLASSES - 1);
         assert_eq!(SizeClass::of((1 << 39) + 1).index, CACHED_CLASSES);
     }
 }

@@ -44,6 +44,7 @@
 #[cfg(target_os = "linux")]
 mod class;
 #[cfg(target_os = "linux")]
+#[cfg_attr(miri, path = "map_in_miri.rs")]
 mod map;
 #[cfg(target_os = "linux")]
 mod pool;

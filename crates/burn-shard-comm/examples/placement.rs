@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use burn_shard_comm::Placement;
 
 fn main() -> ExitCode {
-    let vars = |name: &str| std::env::var(name).ok();
+    let vars = |name: &str| std::env::var_os(name);
     println!("{}", Placement::explain(vars));
     match Placement::from_vars(vars) {
         Ok(Some(_)) => ExitCode::SUCCESS,

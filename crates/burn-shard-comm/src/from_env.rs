@@ -1,19 +1,18 @@
 //! A group from what the environment says: the way in for programs that a launcher starts.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc};
 
 use crate::{
     error::Error,
     group::ProcessGroup,
-    local::DEFAULT_DEADLINE,
     pairwise::Pairwise,
     placement::{Placement, PlacementError},
     rendezvous::Rendezvous,
     spawn::Local,
+    tcp::record::{Ending, record},
 };
 
 const BIND: &str = "BURN_SHARD_BIND";
-const TIMEOUT: &str = "BURN_SHARD_TIMEOUT";
 
 impl ProcessGroup {
     /// This process's end of the group that its launcher started: every rank is a process, and all are
@@ -27,6 +26,7 @@ impl ProcessGroup {
     /// | `BURN_SHARD_TOKEN` | shared secret of the job; needed beyond one host |
     /// | `BURN_SHARD_BIND` | address of this host to listen on, `0.0.0.0` for all; needed beyond one host |
     /// | `BURN_SHARD_TIMEOUT` | see [`ProcessGroup::deadline_from_env`] |
+    /// | `BURN_SHARD_ERROR_FILE` | set by `burn-shard launch`: where this rank records when its group failed or was left, so that the launcher can tell which rank failed first |
     ///
     /// # Errors
     ///
@@ -57,38 +57,57 @@ impl ProcessGroup {
         if let Some(address) = bind {
             rendezvous = rendezvous.bind(address);
         }
-        let transport = rendezvous.tcp()?;
+        let transport = rendezvous.tcp().inspect_err(|_| record(Ending::Failed))?;
         Ok(Self::new(Arc::new(Pairwise::new(transport, deadline))))
     }
 
-    /// How long ranks that are processes wait for each other, at the start and in each collective: the
-    /// seconds in `BURN_SHARD_TIMEOUT`, or 300 if it is not set.
+    /// Runs `f` once per rank that this process is to run, and returns the results in rank order: in a job that
+    /// a launcher started, this process's rank ([`ProcessGroup::from_env`]) and so one result; otherwise
+    /// `world_size` ranks as threads ([`ProcessGroup::spawn`]) and so as many.
+    ///
+    /// One `main` serves a laptop and a cluster. In a launcher's job its world size counts, and `world_size` is
+    /// not looked at.
     ///
     /// # Errors
     ///
-    /// Refuses what is no number of seconds, more than 0 and at most a week.
-    pub fn deadline_from_env() -> Result<Duration, PlacementError> {
-        deadline(variable(TIMEOUT))
+    /// As [`ProcessGroup::from_env`] with a launcher, as [`Local::spawn`] without one. A rank that panics is
+    /// [`Error::RankPanicked`] if it is a thread; in a launcher's job the panic ends the process as any other
+    /// does, and the other ranks are told.
+    ///
+    /// # Examples
+    ///
+    /// The ranks of `cargo run` are two threads, those of `burn-shard launch -n 8 -- program` are eight
+    /// processes:
+    ///
+    /// ```
+    /// # use burn_shard_comm::{Error, ProcessGroup, ReduceOp};
+    /// fn train(group: ProcessGroup) -> Result<u64, Error> {
+    ///     let mut ranks = [1u64];
+    ///     group.all_reduce(&mut ranks, ReduceOp::Sum)?;
+    ///     Ok(ranks[0])
+    /// }
+    ///
+    /// fn main() -> Result<(), Error> {
+    ///     for ranks in ProcessGroup::from_env_or_spawn(2, train)? {
+    ///         println!("the sum over ranks is {}", ranks?);
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn from_env_or_spawn<T: Send, F: Fn(Self) -> T + Sync>(
+        world_size: usize,
+        f: F,
+    ) -> Result<Vec<T>, Error> {
+        match Self::from_env() {
+            Ok(group) => Ok(vec![f(group)]),
+            Err(Error::NoLauncher) => Self::spawn(world_size, f),
+            Err(error) => Err(error),
+        }
     }
 }
 
 fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-}
-
-fn deadline(value: Option<String>) -> Result<Duration, PlacementError> {
-    let Some(value) = value else {
-        return Ok(DEFAULT_DEADLINE);
-    };
-    let seconds = value.trim().parse::<f64>().ok();
-    let deadline = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    // A week: what is longer may not be added to a point in time.
-    let allowed = |deadline: &Duration| !deadline.is_zero() && deadline.as_secs() <= 7 * 86_400;
-    deadline.filter(allowed).ok_or(PlacementError::NotANumber {
-        variable: TIMEOUT,
-        value,
-        expected: "a number of seconds, more than 0 and at most a week",
-    })
 }
 
 fn bind(value: Option<String>) -> Result<Option<IpAddr>, PlacementError> {
@@ -107,17 +126,6 @@ fn bind(value: Option<String>) -> Result<Option<IpAddr>, PlacementError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_deadline_is_a_positive_number_of_seconds() {
-        assert_eq!(deadline(None).unwrap(), Duration::from_secs(300));
-        let half = deadline(Some(" 2.5 ".to_owned())).unwrap();
-        assert_eq!(half, Duration::from_millis(2500));
-        for wrong in ["", "0", "-1", "NaN", "inf", "1e9", "5m"] {
-            let error = deadline(Some(wrong.to_owned())).unwrap_err();
-            assert!(error.to_string().contains(TIMEOUT), "{wrong}: {error}");
-        }
-    }
 
     #[test]
     fn an_address_to_listen_on_is_an_ip_address_and_nothing_else() {

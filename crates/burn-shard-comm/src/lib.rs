@@ -72,6 +72,7 @@ mod call;
 mod communicator;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod deadline;
 mod dtype;
 mod error;
 mod from_env;
@@ -93,13 +94,17 @@ mod time;
 mod traffic;
 mod transport;
 
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use rendezvous::wire_checks;
+
 pub use call::{Call, Caller};
 pub use communicator::{Collective, Communicator, ReduceOp, Work, shard_numel};
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use group::ProcessGroup;
 pub use pairwise::Pairwise;
-pub use placement::{Placement, PlacementError, Rule};
+pub use placement::{Launcher, Placement, PlacementError, Token};
 pub use recording::Recording;
 pub use rendezvous::{JobFault, Rendezvous, RendezvousError, Store};
 pub use segments::{MaybeSegment, OwnedSegments, Segments, SegmentsMut, SlicesMut, SparseSegments};

@@ -16,7 +16,8 @@ use rustix::{
 pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
     let timeout = Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
+        // An `i64` on most systems, an `i32` on Windows; nanoseconds of a second fit both.
+        tv_nsec: timeout.subsec_nanos().cast_signed().into(),
     };
     match poll(fds, Some(&timeout)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),

@@ -4,7 +4,7 @@ use std::{
     any::Any,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     thread,
     time::Duration,
 };
@@ -16,6 +16,10 @@ use crate::{
     hub::Hub,
     local::{DEFAULT_DEADLINE, LocalCommunicator},
 };
+
+/// Most threads that the ranks of one process may have: what is more is a mistake, and is refused before
+/// memory is asked for.
+const MAX_THREADS: usize = 1 << 15;
 
 type Wrap = Box<dyn Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator> + Send + Sync>;
 
@@ -101,8 +105,10 @@ impl Local {
     ///
     /// # Errors
     ///
-    /// Refuses a world size of zero. If ranks panic, the group is poisoned by the first, and its
-    /// panic is returned as [`Error::RankPanicked`] once all ranks are done.
+    /// Refuses a world size of zero, and more threads than one process should have ([`Error::Threads`]). Fails
+    /// with the same error before `f` is called on any rank if the system has no thread left. If ranks
+    /// panic, the group is poisoned by the first, and its panic is returned as [`Error::RankPanicked`] once
+    /// all ranks are done.
     pub fn spawn<T: Send, F: Fn(ProcessGroup) -> T + Sync>(&self, f: F) -> Result<Vec<T>, Error> {
         if self.world_size == 0 {
             return Err(Error::NoRanks);
@@ -111,6 +117,19 @@ impl Local {
             let cores = thread::available_parallelism().map_or(1, usize::from);
             (cores / self.world_size).max(1)
         });
+        let all = threads
+            .checked_add(1)
+            .and_then(|own| own.checked_mul(self.world_size));
+        if all.is_none_or(|all| all > MAX_THREADS) {
+            return Err(Error::Threads {
+                rank: 0,
+                threads,
+                message: format!(
+                    "for each of {} ranks, more than {MAX_THREADS} in all (is the number of ranks right?)",
+                    self.world_size
+                ),
+            });
+        }
         let mut pools = Vec::with_capacity(self.world_size);
         for rank in 0..self.world_size {
             let pool = rayon::ThreadPoolBuilder::new()
@@ -141,21 +160,34 @@ impl Local {
                 }
             }
         };
-        let values: Vec<Option<T>> = thread::scope(|scope| {
-            let run = &run;
-            let ranks: Vec<_> = pools
-                .iter()
-                .zip(&communicators)
-                .enumerate()
-                .map(|(rank, (pool, communicator))| {
-                    scope.spawn(move || run(rank, pool, Arc::clone(communicator)))
-                })
-                .collect();
-            ranks
-                .into_iter()
-                .map(|rank| rank.join().ok().flatten())
-                .collect()
+        // No rank begins before all have a thread: one that waited for a rank without would meet its deadline.
+        let start = OnceLock::<bool>::new();
+        let values: Result<Vec<Option<T>>, Error> = thread::scope(|scope| {
+            let (run, start) = (&run, &start);
+            let mut ranks = Vec::with_capacity(self.world_size);
+            for (rank, (pool, communicator)) in pools.iter().zip(&communicators).enumerate() {
+                let wait_and_run = move || {
+                    start
+                        .wait()
+                        .then(|| run(rank, pool, Arc::clone(communicator)))
+                };
+                let spawned = thread::Builder::new()
+                    .name(format!("rank {rank}"))
+                    .spawn_scoped(scope, wait_and_run);
+                ranks.push(spawned.map_err(|error| {
+                    start.get_or_init(|| false);
+                    Error::Threads {
+                        rank,
+                        threads: 1,
+                        message: error.to_string(),
+                    }
+                })?);
+            }
+            start.get_or_init(|| true);
+            let values = ranks.into_iter().map(|rank| rank.join());
+            Ok(values.map(|value| value.ok().flatten().flatten()).collect())
         });
+        let values = values?;
         if let Some(panic) = hub.first_panic() {
             return Err(panic);
         }

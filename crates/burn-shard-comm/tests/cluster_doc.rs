@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use burn_shard_comm::{
-    Collective, Error, JobFault, Placement, PlacementError, RendezvousError, Rule,
+    Collective, Error, JobFault, Launcher, Placement, PlacementError, RendezvousError,
 };
 
 const DOC: &str = include_str!("../../../docs/cluster.md");
@@ -104,7 +104,7 @@ fn what_the_environment_lacks_is_quoted_as_it_is_said() {
                 .filter_map(|variable| variable.split_once('='));
             variables
                 .into_iter()
-                .find_map(|(found, value)| (found == name).then(|| value.into()))
+                .find_map(|(found, value)| (found == name).then(|| value.to_owned()))
         };
         let message = Placement::from_vars(find).unwrap_err().to_string();
         assert!(
@@ -113,7 +113,7 @@ fn what_the_environment_lacks_is_quoted_as_it_is_said() {
         );
     }
     let error = PlacementError::NoPort {
-        rule: Rule::OpenMpi,
+        launcher: Launcher::OpenMpi,
         rank: 1,
         world_size: 2,
     };

@@ -1,7 +1,9 @@
 //! Where a process stands, from environments as launchers leave them.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
-use burn_shard_comm::{Placement, PlacementError, Rule};
+use std::ffi::OsString;
+
+use burn_shard_comm::{Launcher, Placement, PlacementError, Token};
 
 /// Environment variables of one process, `NAME=value` by line.
 fn read(environment: &str) -> Result<Option<Placement>, PlacementError> {
@@ -16,10 +18,10 @@ fn refused(environment: &str) -> PlacementError {
     read(environment).unwrap_err()
 }
 
-fn find(environment: &str, name: &str) -> Option<String> {
+fn find(environment: &str, name: &str) -> Option<OsString> {
     environment.lines().find_map(|line| {
         let (found, value) = line.trim_start().split_once('=')?;
-        (found == name).then(|| value.to_owned())
+        (found == name).then(|| value.into())
     })
 }
 
@@ -122,11 +124,11 @@ fn torchrun_is_understood() {
         master_port: 29501,
         job_id: "none".into(),
         token: None,
-        rule: Rule::Torchrun,
+        launcher: Launcher::Torchrun,
     };
     assert_eq!(placed(TORCHRUN), expected);
     let ours = format!("{TORCHRUN}\nBURN_SHARD_JOB_ID=job 7\nBURN_SHARD_TOKEN=secret");
-    let token = Some("secret".into());
+    let token = Some(Token::new("secret").unwrap());
     assert_eq!(
         placed(&ours),
         Placement {
@@ -151,8 +153,8 @@ fn slurm_as_recorded_is_understood() {
         (3, 4, 1)
     );
     assert_eq!(
-        (placement.local_world_size, placement.rule),
-        (Some(2), Rule::Slurm)
+        (placement.local_world_size, placement.launcher),
+        (Some(2), Launcher::Slurm)
     );
     assert_eq!(
         (placement.master_addr.as_str(), placement.job_id.as_str()),
@@ -188,7 +190,7 @@ fn slurm_on_four_hosts_is_understood() {
         master_port: placement.master_port,
         job_id: "48213.0".into(),
         token: None,
-        rule: Rule::Slurm,
+        launcher: Launcher::Slurm,
     };
     assert_eq!(placement, expected);
     assert!((20_000..32_000).contains(&placement.master_port));
@@ -278,7 +280,7 @@ fn open_mpi_on_one_host_is_understood() {
         (placement.master_addr.as_str(), placement.job_id.as_str()),
         ("127.0.0.1", "2204303361")
     );
-    assert_eq!(placement.rule, Rule::OpenMpi);
+    assert_eq!(placement.launcher, Launcher::OpenMpi);
     let older = OPEN_MPI.replace("PMIX_NAMESPACE", "NOTHING");
     assert!(
         refused(&older)
@@ -298,7 +300,7 @@ fn open_mpi_on_two_hosts_takes_the_master_from_slurm_or_asks_for_it() {
     assert_eq!(
         error,
         PlacementError::NoMaster {
-            rule: Rule::OpenMpi,
+            launcher: Launcher::OpenMpi,
             rank: 2,
             world_size: 3
         }
@@ -308,8 +310,8 @@ fn open_mpi_on_two_hosts_takes_the_master_from_slurm_or_asks_for_it() {
         format!("{two}\nSLURM_JOB_NODELIST=n[1-2]\nSLURM_JOB_ID=9\nSLURM_PROCID=1\nSLURM_NTASKS=2");
     let placement = placed(&inside);
     assert_eq!(
-        (placement.master_addr.as_str(), placement.rule),
-        ("n1", Rule::OpenMpi)
+        (placement.master_addr.as_str(), placement.launcher),
+        ("n1", Launcher::OpenMpi)
     );
 }
 
@@ -320,7 +322,7 @@ fn hydra_is_understood() {
         (placement.rank, placement.world_size, placement.local_rank),
         (1, 2, 1)
     );
-    assert_eq!(placement.rule, Rule::Pmi);
+    assert_eq!(placement.launcher, Launcher::Pmi);
     let error = refused(HYDRA).to_string();
     assert!(
         error.contains("MASTER_PORT is not set") && error.contains("-genv MASTER_PORT"),
@@ -331,10 +333,10 @@ fn hydra_is_understood() {
 #[test]
 fn the_inner_launcher_wins_and_the_log_says_so() {
     let all = format!("{TORCHRUN}\n{OPEN_MPI}\n{SLURM_FOUR_HOSTS}");
-    assert_eq!(placed(&all).rule, Rule::Torchrun);
+    assert_eq!(placed(&all).launcher, Launcher::Torchrun);
     assert_eq!(
-        placed(&format!("{OPEN_MPI}\n{SLURM_FOUR_HOSTS}")).rule,
-        Rule::OpenMpi
+        placed(&format!("{OPEN_MPI}\n{SLURM_FOUR_HOSTS}")).launcher,
+        Launcher::OpenMpi
     );
     let log = Placement::explain(|name| find(&all, name));
     assert!(
@@ -355,16 +357,16 @@ fn the_inner_launcher_wins_and_the_log_says_so() {
 #[test]
 fn pmi_wins_over_slurm_only_where_they_disagree() {
     let alike = format!("{SLURM_FOUR_HOSTS}\nPMI_RANK=9\nPMI_SIZE=13");
-    assert_eq!(placed(&alike).rule, Rule::Slurm);
+    assert_eq!(placed(&alike).launcher, Launcher::Slurm);
     let hydra_in_srun = format!("{HYDRA}\n{SLURM_FOUR_HOSTS}");
-    assert_eq!(placed(&hydra_in_srun).rule, Rule::Pmi);
+    assert_eq!(placed(&hydra_in_srun).launcher, Launcher::Pmi);
     let as_many = hydra_in_srun.replace("PMI_SIZE=2", "PMI_SIZE=13");
     assert_eq!(
-        (placed(&as_many).rule, placed(&as_many).rank),
-        (Rule::Pmi, 1)
+        (placed(&as_many).launcher, placed(&as_many).rank),
+        (Launcher::Pmi, 1)
     );
     let hydra_in_salloc = format!("{HYDRA}\nSLURM_NTASKS=4\nSLURM_JOB_ID=5");
-    assert_eq!(placed(&hydra_in_salloc).rule, Rule::Pmi);
+    assert_eq!(placed(&hydra_in_salloc).launcher, Launcher::Pmi);
 }
 
 #[test]
@@ -511,4 +513,31 @@ fn the_token_is_in_no_log() {
         !log.contains("opensesame") && !debug.contains("opensesame"),
         "{log}\n{debug}"
     );
+}
+
+#[test]
+#[cfg(unix)]
+fn what_is_no_text_is_refused_and_a_token_may_be_any_bytes() {
+    use std::os::unix::ffi::OsStringExt;
+
+    let with = |variable: &'static str, bytes: &'static [u8]| {
+        move |name: &str| match name == variable {
+            true => Some(OsString::from_vec(bytes.to_vec())),
+            false => find(TORCHRUN, name),
+        }
+    };
+    let token = |bytes| {
+        let placement = Placement::from_vars(with("BURN_SHARD_TOKEN", bytes));
+        placement.unwrap().unwrap().token.unwrap()
+    };
+    assert_eq!(token(b"\xff"), Token::new(*b"\xff").unwrap());
+    assert_ne!(token(b"\xff"), token(b"\xfe"));
+    for variable in ["RANK", "MASTER_ADDR", "BURN_SHARD_JOB_ID"] {
+        let error = Placement::from_vars(with(variable, b"\xff")).unwrap_err();
+        let expected = PlacementError::NotUnicode {
+            variable,
+            value: OsString::from_vec(b"\xff".to_vec()),
+        };
+        assert_eq!(error, expected);
+    }
 }

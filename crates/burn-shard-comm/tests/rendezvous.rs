@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn_shard_comm::{JobFault, Placement, Rendezvous, RendezvousError, Store};
-use processes::{LONG, all, connect, free_port, hello, placement, rendezvous};
+use burn_shard_comm::{JobFault, Placement, Rendezvous, RendezvousError, Store, Token};
+use processes::{LONG, VERSION, all, connect, free_port, hello, placement, rendezvous};
 
 /// For what is to fail by its deadline; everything else fails, or succeeds, long before it.
 const SHORT: Duration = Duration::from_millis(1500);
@@ -128,7 +128,7 @@ fn two_jobs_on_one_port_do_not_mix() {
     let start = Instant::now();
     let other = |rank| {
         let mut placement = placement(rank, 2, port);
-        placement.token = Some("another secret".to_owned());
+        placement.token = Some(Token::new("another secret").unwrap());
         Rendezvous::new(placement).deadline(LONG)
     };
     thread::scope(|scope| {
@@ -258,7 +258,7 @@ fn misfit(change: impl FnOnce(&mut Placement)) -> [RendezvousError; 2] {
 
 #[test]
 fn another_token_gets_nowhere() {
-    let [_, second] = misfit(|placement| placement.token = Some("Secret".to_owned()));
+    let [_, second] = misfit(|placement| placement.token = Some(Token::new("A secret").unwrap()));
     assert!(
         matches!(second, RendezvousError::Token { rank: 1, .. }),
         "{second}"
@@ -268,6 +268,48 @@ fn another_token_gets_nowhere() {
         matches!(second, RendezvousError::Token { rank: 1, .. }),
         "{second}"
     );
+}
+
+#[test]
+fn tokens_are_bytes() {
+    // Both were U+FFFD if they were read as text.
+    let [first, second] = [&[0xff][..], &[0xfe]].map(|bytes| Token::new(bytes).unwrap());
+    let port = free_port();
+    let ranks = [(0, &first, SHORT), (1, &second, LONG)].map(|(rank, token, deadline)| {
+        let mut placement = placement(rank, 2, port);
+        placement.token = Some(token.clone());
+        Rendezvous::new(placement).deadline(deadline)
+    });
+    let errors = all(ranks.into(), |rendezvous| rendezvous.store().unwrap_err());
+    assert!(
+        matches!(errors[1], RendezvousError::Token { rank: 1, .. }),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn a_weak_token_is_for_loopback_only() {
+    for weak in ["secret", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"] {
+        let mut placement = placement(0, 1, free_port());
+        placement.token = Some(Token::new(weak).unwrap());
+        let rendezvous = Rendezvous::new(placement).deadline(SHORT);
+        rendezvous.store().unwrap();
+        let error = rendezvous
+            .bind("0.0.0.0".parse().unwrap())
+            .store()
+            .unwrap_err();
+        assert!(
+            matches!(error, RendezvousError::TokenWeak { rank: 0, .. }),
+            "{error}"
+        );
+        assert!(
+            error
+                .to_string()
+                .contains("at least 16 bytes, 8 of them different"),
+            "{error}"
+        );
+        assert!(!error.to_string().contains(weak), "{error}");
+    }
 }
 
 #[test]
@@ -470,14 +512,14 @@ fn another_version_is_told_on_both_sides() {
             let (mut stream, _) = newer.accept().unwrap();
             let mut found = [0; 42];
             stream.read_exact(&mut found).unwrap();
-            assert_eq!(found[..10], hello(1)[..10]);
+            assert_eq!(found[..10], hello(VERSION)[..10]);
             stream.write_all(&hello(7)[..10]).unwrap();
         });
         let error = rendezvous(1, 2, port).store().unwrap_err();
         let RendezvousError::Version {
             rank: 1,
             found: 7,
-            expected: 1,
+            expected: VERSION,
             ..
         } = &error
         else {
@@ -492,7 +534,7 @@ fn another_version_is_told_on_both_sides() {
         stream.write_all(&hello(7)).unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
-        assert_eq!(answer, hello(1)[..10]);
+        assert_eq!(answer, hello(VERSION)[..10]);
         let error = master.join().unwrap().unwrap_err();
         assert!(error.to_string().contains("version 7"), "{error}");
     });

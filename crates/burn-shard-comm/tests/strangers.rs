@@ -12,7 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use processes::{LONG, connect, free_port, hello, rendezvous};
+use burn_shard_comm::RendezvousError;
+use processes::{LONG, VERSION, connect, free_port, hello, rendezvous};
 use rand::{Rng, SeedableRng, seq::IndexedRandom};
 use rand_chacha::ChaCha8Rng;
 
@@ -43,7 +44,7 @@ fn strangers_neither_join_nor_stall() {
         // This one is cut off in the middle of its message, however diligent it is.
         let mut slow = connect(port);
         let start = Instant::now();
-        for byte in hello(1) {
+        for byte in hello(VERSION) {
             if slow.write_all(&[byte]).is_err() {
                 break;
             }
@@ -61,7 +62,7 @@ fn a_thousand_silent_connections_do_not_keep_a_rank_out() {
         for index in 0..1000 {
             let mut stream = connect(port);
             if index % 2 == 0 {
-                stream.write_all(&hello(1)[..index % 42]).unwrap();
+                stream.write_all(&hello(VERSION)[..index % 42]).unwrap();
             }
             silent.push(stream);
         }
@@ -102,7 +103,7 @@ fn five_hundred_wrong_handshakes_change_nothing() {
         let mut random = ChaCha8Rng::seed_from_u64(0x7e57);
         for trial in 0..500 {
             // What a member would send, but for the proof, which nobody can know; then mutated.
-            let mut bytes = hello(1);
+            let mut bytes = hello(VERSION);
             let length = random.random_range(0..1100u16);
             bytes.extend_from_slice(&length.to_le_bytes());
             bytes.extend((0..length + 32).map(|_| random.random::<u8>()));
@@ -127,11 +128,58 @@ fn five_hundred_wrong_handshakes_change_nothing() {
             let _closed = stream.shutdown(Shutdown::Write);
             let mut answer = Vec::new();
             let _end = stream.read_to_end(&mut answer);
-            // Nothing, the head, or the challenge; never a byte that admits.
+            // Nothing, the head, the nonce, or a byte that refuses; never one that admits.
+            let refused = answer.len() == 43 && answer[42] == 0;
             assert!(
-                [0, 10, 74].contains(&answer.len()),
+                refused || [0, 10, 42].contains(&answer.len()),
                 "trial {trial}: {answer:?}"
             );
         }
+    });
+}
+
+#[test]
+fn a_stranger_gets_nothing_that_a_token_could_be_tried_on() {
+    disturbed(|port| {
+        let mut stream = connect(port);
+        stream.write_all(&hello(VERSION)).unwrap();
+        // The head and a nonce, which is random: another one for each connection.
+        let mut challenges = [[0; 42]; 2];
+        stream.read_exact(&mut challenges[0]).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_millis(300)))
+            .unwrap();
+        assert!(stream.read(&mut [0]).is_err(), "more than a nonce");
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        // An empty payload and a proof that is none.
+        stream.write_all(&[0; 34]).unwrap();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, [0]);
+        let mut stream = connect(port);
+        stream.write_all(&hello(VERSION)).unwrap();
+        stream.read_exact(&mut challenges[1]).unwrap();
+        assert_eq!(challenges[0][..10], hello(VERSION)[..10]);
+        assert_ne!(challenges[0][10..], challenges[1][10..]);
+    });
+}
+
+#[test]
+fn one_who_listens_in_the_masters_place_is_found_out() {
+    let port = free_port();
+    let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&hello(VERSION)).unwrap();
+            // Admits whoever comes, with a proof that is none.
+            stream.write_all(&[1; 33]).unwrap();
+            let _end = stream.read_to_end(&mut Vec::new());
+        });
+        let error = rendezvous(1, 2, port).store().unwrap_err();
+        assert!(
+            matches!(error, RendezvousError::Token { rank: 1, .. }),
+            "{error}"
+        );
     });
 }

@@ -105,6 +105,27 @@ fn a_process_without_a_launcher_is_told_how_to_start() {
 }
 
 #[test]
+fn one_main_runs_threads_without_a_launcher_and_its_rank_with_one() {
+    let run = |mut command: std::process::Command| {
+        command.env(programs::OR_SPAWN, "3");
+        Rank::start(command)
+    };
+    let alone = run(program()).end(SOON).output;
+    assert!(alone.contains("sums: [6, 6, 6]\n"), "{alone}");
+    let job = Job::new(2);
+    let ranks: Vec<Rank> = (0..2).map(|rank| run(job.command(rank))).collect();
+    for rank in ranks {
+        let output = rank.end(SOON).output;
+        assert!(output.contains("sums: [3]\n"), "{output}");
+    }
+    // Wrong variables are no reason to go on as threads.
+    let mut wrong = program();
+    wrong.envs([("RANK", "2"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")]);
+    let output = run(wrong).end(SOON).output;
+    assert!(output.contains("failed: RANK is 2"), "{output}");
+}
+
+#[test]
 fn processes_listen_beyond_loopback_only_with_a_token() {
     let job = Job {
         rounds: 1,
@@ -124,7 +145,46 @@ fn processes_listen_beyond_loopback_only_with_a_token() {
         let expected = "will not listen on 0.0.0.0 without a token";
         assert!(output.contains(expected), "{output}");
     }
-    for output in ranks(Some("secret")) {
+    for output in ranks(Some(processes::TOKEN)) {
         assert!(output.contains("done"), "{output}");
+    }
+}
+
+#[test]
+fn a_rank_that_may_open_too_few_files_says_so_before_ranks_meet() {
+    let job = Job {
+        timeout: Duration::from_secs(20),
+        ..Job::new(32)
+    };
+    let limited = |rank, limit: &str| {
+        let command = job.command(rank);
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-c", &format!("ulimit {limit} 48; exec \"$@\""), "sh"])
+            .arg(command.get_program())
+            .args(command.get_args())
+            .env_clear()
+            .envs(
+                command
+                    .get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            );
+        Rank::start(shell)
+    };
+    // Rank 0 waits for all 32, and hears of rank 2 long before its deadline.
+    let first = job.start(0);
+    // A limit that the process itself may raise is no obstacle: this one joins.
+    let raised = limited(1, "-Sn");
+    let refused = limited(2, "-n").end(SOON).output;
+    assert!(
+        refused.contains("rank 2: a job of 32 ranks takes"),
+        "{refused}"
+    );
+    assert!(refused.contains("at most 48 are allowed"), "{refused}");
+    for output in [first.end(SOON).output, raised.end(SOON).output] {
+        assert!(
+            output.contains("rank 2 failed: rank 2: a job of 32 ranks takes"),
+            "{output}"
+        );
     }
 }

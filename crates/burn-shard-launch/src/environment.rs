@@ -1,4 +1,4 @@
-//! The variables of each rank.
+//! The variables of each rank: those that the launcher sets, and those that it takes away.
 
 use std::{
     ffi::OsString,
@@ -11,11 +11,40 @@ use crate::{
     options::{Master, Options},
 };
 
+/// Variables by which other launchers tell a process its place. The launcher may run under one of them, as
+/// one process, and its ranks are others.
+const OF_OTHERS: [&str; 14] = [
+    "GROUP_WORLD_SIZE",
+    "MPI_LOCALNRANKS",
+    "MPI_LOCALRANKID",
+    "NODE_RANK",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "SLURM_GTIDS",
+    "SLURM_LOCALID",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_STEP_ID",
+    "SLURM_TASK_PID",
+];
+/// The same, by their beginning.
+const OF_OTHERS_PREFIXES: [&str; 4] = ["OMPI_COMM_WORLD_", "PMIX_", "PMI_", "TORCHELASTIC_"];
+/// Our own, which the caller may have exported for another job: ranks get them from [`Environment::of`] only.
+const OF_OURS: [&str; 4] = [
+    "BURN_SHARD_BIND",
+    "BURN_SHARD_ERROR_FILE",
+    "BURN_SHARD_JOB_ID",
+    "BURN_SHARD_TOKEN",
+];
+
 /// What is alike on all ranks of this host.
 pub(crate) struct Environment {
     pub(crate) master: Master,
     job_id: Option<String>,
-    token: String,
+    token: OsString,
+    bind: Option<OsString>,
     /// `RAYON_NUM_THREADS`, unless the caller's environment has it.
     pub(crate) threads_per_rank: Option<usize>,
 }
@@ -29,7 +58,10 @@ impl Environment {
                 port: free_port()?,
             },
         };
-        let token = options.token.clone().map_or_else(random::<32>, Ok)?;
+        let token = match &options.token {
+            Some(token) => token.clone(),
+            None => random::<32>()?.into(),
+        };
         let job_id = match &options.job_id {
             Some(job_id) => Some(job_id.clone()),
             None if options.nodes.count == 1 => Some(random::<8>()?),
@@ -37,13 +69,18 @@ impl Environment {
         };
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / options.local_world_size).max(1);
-        let threads_per_rank = std::env::var_os("RAYON_NUM_THREADS")
-            .is_none()
-            .then_some(threads);
+        let threads_per_rank = set("RAYON_NUM_THREADS").is_none().then_some(threads);
+        // On loopback, an address that was exported for another job is none of this one's.
+        let bind = match options.bind {
+            Some(bind) => Some(bind.to_string().into()),
+            None if master.is_loopback() => None,
+            None => set("BURN_SHARD_BIND"),
+        };
         Ok(Self {
             master,
             job_id,
             token,
+            bind,
             threads_per_rank,
         })
     }
@@ -62,19 +99,41 @@ impl Environment {
             ("GROUP_RANK", options.nodes.rank.to_string().into()),
             ("MASTER_ADDR", self.master.host.clone().into()),
             ("MASTER_PORT", self.master.port.to_string().into()),
-            ("BURN_SHARD_TOKEN", self.token.clone().into()),
+            ("BURN_SHARD_TOKEN", self.token.clone()),
         ];
         if let Some(job_id) = &self.job_id {
             variables.push(("BURN_SHARD_JOB_ID", job_id.into()));
         }
-        if let Some(bind) = options.bind {
-            variables.push(("BURN_SHARD_BIND", bind.to_string().into()));
+        if let Some(bind) = &self.bind {
+            variables.push(("BURN_SHARD_BIND", bind.clone()));
         }
         if let Some(threads) = self.threads_per_rank {
             variables.push(("RAYON_NUM_THREADS", threads.to_string().into()));
         }
         variables
     }
+}
+
+/// Variables of the caller that ranks do not inherit.
+pub(crate) fn removed() -> Vec<OsString> {
+    let names = std::env::vars_os().map(|(name, _)| name);
+    names
+        .filter(|name| {
+            let Some(name) = name.to_str() else {
+                return false;
+            };
+            OF_OTHERS.contains(&name)
+                || OF_OURS.contains(&name)
+                || OF_OTHERS_PREFIXES
+                    .iter()
+                    .any(|start| name.starts_with(start))
+        })
+        .collect()
+}
+
+/// The value of a variable, unless it is empty.
+pub(crate) fn set(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
 /// A port that was free a moment ago. Another program may take it before rank 0 does; rank 0 then says

@@ -20,6 +20,39 @@ pub enum LaunchError {
         nnodes: usize,
     },
 
+    /// Refusal: more ranks than a job may have.
+    #[error(
+        "{local_world_size} ranks on each of {nnodes} nodes, but a job has at most {max_world_size} (is -n right?)"
+    )]
+    TooManyRanks {
+        /// Ranks on this host.
+        local_world_size: usize,
+        /// Hosts in the job.
+        nnodes: usize,
+        /// Ranks that a job may have.
+        max_world_size: usize,
+    },
+
+    /// Refusal: the launcher may not open as many files as the pipes to its ranks take.
+    #[error(
+        "{ranks} ranks need {needed} open files in the launcher, but at most {limit} are allowed (raise the hard limit, see ulimit -Hn, or start fewer ranks)"
+    )]
+    TooFewFiles {
+        /// Ranks on this host.
+        ranks: usize,
+        /// Files that are needed.
+        needed: usize,
+        /// Files that are allowed.
+        limit: u64,
+    },
+
+    /// Refusal: the token cannot be one.
+    #[error("the token is {reason} (to make one: head -c 32 /dev/urandom | base64)")]
+    BadToken {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
     /// Refusal: ranks of several hosts without a shared secret.
     #[error(
         "{nnodes} nodes need one secret: set BURN_SHARD_TOKEN to the same value on each, or pass --token-file (to make one: head -c 32 /dev/urandom | base64)"
@@ -96,6 +129,9 @@ impl LaunchError {
         match self {
             Self::NoRanks
             | Self::NodeRankOutOfRange { .. }
+            | Self::TooManyRanks { .. }
+            | Self::TooFewFiles { .. }
+            | Self::BadToken { .. }
             | Self::NoToken { .. }
             | Self::NoMaster { .. }
             | Self::NoBind { .. }

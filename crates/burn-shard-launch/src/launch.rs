@@ -1,25 +1,28 @@
 //! The life of a job on this host.
 
 use std::{
+    ffi::OsString,
     io,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use rustix::process::Signal;
 
 use crate::{
-    environment::Environment,
+    blame::{Ended, Interruption, first_to_fail},
+    environment::{Environment, removed},
     error::LaunchError,
     event::Event,
-    options::Options,
+    options::{Options, reserve_files},
     outcome::{Ending, Failure, Outcome},
     output::{Remarks, Sink, Stream, Tail, relay},
     ranks::{self, Ranks},
+    records::Records,
     signals,
     watch::Watch,
 };
@@ -34,18 +37,17 @@ const FOR_OUTPUT: Duration = Duration::from_secs(2);
 ///
 /// From here on SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are the launcher's; they stay without effect
 /// afterwards, so a program should end soon after its launch. Children of this process that are not ranks
-/// are left alone.
+/// are left alone. If SIGCHLD was ignored, it no longer is; if signals that are passed on were blocked in the
+/// calling thread, they no longer are. If this process may open fewer files than the pipes to the ranks take,
+/// its limit is raised as far as the system allows.
 ///
 /// # Errors
 ///
 /// A rank that fails is an [`Outcome`]. Refusals (see [`LaunchError`]) come before anything is started;
 /// if a rank cannot be started, those before it are killed.
-///
-/// # Panics
-///
-/// When the system has no thread left.
 pub fn launch(options: &Options) -> Result<Outcome, LaunchError> {
     options.check()?;
+    reserve_files(options.local_world_size)?;
     let failed = |source| LaunchError::System {
         what: "start a thread",
         source,
@@ -62,7 +64,11 @@ fn run(options: &Options, sink: Arc<Sink>, remarks: &Remarks) -> Result<Outcome,
     let (sender, events) = channel();
     let failed = |what| move |source| LaunchError::System { what, source };
     let signals = signals::Receiver::start(sender.clone()).map_err(failed("receive signals"))?;
-    let mut watch = Watch::start().map_err(failed("start /bin/sh to watch the launcher"))?;
+    let records = Records::new().map_err(failed(
+        "make a folder for what ranks record of their failures (TMPDIR chooses the place)",
+    ))?;
+    let mut watch =
+        Watch::start(records.folder()).map_err(failed("start /bin/sh to watch the launcher"))?;
     describe(options, &environment, remarks);
 
     let mut job = Job {
@@ -70,14 +76,19 @@ fn run(options: &Options, sink: Arc<Sink>, remarks: &Remarks) -> Result<Outcome,
         sink,
         remarks,
         ranks: Ranks::default(),
+        records,
         tails: Vec::new(),
-        endings: vec![None; options.local_world_size],
-        first_failure: None,
+        ended: vec![None; options.local_world_size],
+        was_told: vec![false; options.local_world_size],
+        interruption: None,
         open_streams: 0,
         deadline: None,
     };
+    let removed = removed();
     for local_rank in 0..options.local_world_size {
-        job.start(local_rank, &environment, &mut watch, &sender)?;
+        let mut variables = environment.of(options, local_rank);
+        variables.push(job.records.variable(local_rank));
+        job.start(local_rank, (&variables, &removed), &mut watch, &sender)?;
     }
     job.wait(&events)?;
     job.drain(&events);
@@ -104,10 +115,12 @@ fn describe(options: &Options, environment: &Environment, remarks: &Remarks) {
     ));
 }
 
-/// When patience ends, and what then.
+/// When the launcher acts next.
 #[derive(Clone, Copy)]
 enum Deadline {
-    Kill(Instant),
+    /// The time of grace is over, see [`Job::end_of_grace`].
+    Grace(Instant),
+    /// Every rank should be gone by now.
     GiveUp(Instant),
 }
 
@@ -116,10 +129,13 @@ struct Job<'a> {
     sink: Arc<Sink>,
     remarks: &'a Remarks,
     ranks: Ranks,
+    records: Records,
     tails: Vec<Arc<Tail>>,
-    endings: Vec<Option<Ending>>,
-    /// By its number on this host.
-    first_failure: Option<(usize, Ending, Instant)>,
+    /// How each rank ended, and when that was seen; by its number on this host, as the next.
+    ended: Vec<Option<(Ending, SystemTime)>>,
+    /// Whether a rank was told to end before it had.
+    was_told: Vec<bool>,
+    interruption: Option<Interruption>,
     open_streams: usize,
     deadline: Option<Deadline>,
 }
@@ -128,7 +144,7 @@ impl Job<'_> {
     fn start(
         &mut self,
         local_rank: usize,
-        environment: &Environment,
+        (variables, removed): (&[(&'static str, OsString)], &[OsString]),
         watch: &mut Watch,
         events: &Sender<Event>,
     ) -> Result<(), LaunchError> {
@@ -138,8 +154,8 @@ impl Job<'_> {
             program: self.options.program.clone(),
             source,
         };
-        let variables = environment.of(self.options, local_rank);
-        let (pid, out, err) = self.ranks.start(self.options, variables).map_err(failed)?;
+        let started = self.ranks.start(self.options, variables, removed);
+        let (pid, out, err) = started.map_err(failed)?;
         watch.add(pid).map_err(failed)?;
         let tail = Arc::new(Tail::default());
         self.tails.push(Arc::clone(&tail));
@@ -147,37 +163,29 @@ impl Job<'_> {
         let (out_sink, out_tail, out_closed) =
             (Arc::clone(&sink), Arc::clone(&tail), events.clone());
         let err_closed = events.clone();
-        thread::spawn(move || {
+        in_thread(move || {
             relay(out, rank, Stream::Out, &out_sink, &out_tail);
             out_closed.send(Event::Closed).ok();
-        });
-        thread::spawn(move || {
+        })?;
+        in_thread(move || {
             relay(err, rank, Stream::Err, &sink, &tail);
             err_closed.send(Event::Closed).ok();
-        });
-        thread::spawn(move || {
+        })?;
+        in_thread(move || {
             // It can only fail if this process's own code has reaped the child.
             let ending = ranks::wait(pid).unwrap_or(Ending::Exited(1));
             ended.send(Event::Ended(local_rank, ending)).ok();
-        });
+        })?;
         self.open_streams += 2;
         Ok(())
     }
 
     /// Until every rank has ended.
     fn wait(&mut self, events: &Receiver<Event>) -> Result<(), LaunchError> {
-        while let Some(waiting_for) = self.endings.iter().position(Option::is_none) {
+        while let Some(waiting_for) = self.ended.iter().position(Option::is_none) {
             match receive(events, self.deadline.map(Deadline::at)) {
                 Some(event) => self.handle(&event),
-                None if matches!(self.deadline, Some(Deadline::Kill(_))) => {
-                    self.remarks.say(&format!(
-                        "{} did not end within {:?}: SIGKILL",
-                        self.running(),
-                        self.options.grace
-                    ));
-                    self.signal_running(Signal::KILL);
-                    self.deadline = Some(Deadline::GiveUp(Instant::now() + AFTER_KILL));
-                }
+                None if matches!(self.deadline, Some(Deadline::Grace(_))) => self.end_of_grace(),
                 None => {
                     return Err(LaunchError::Undead {
                         rank: self.rank(waiting_for),
@@ -193,22 +201,27 @@ impl Job<'_> {
     fn handle(&mut self, event: &Event) {
         match *event {
             Event::Ended(local_rank, ending) => {
-                self.endings[local_rank] = Some(ending);
-                self.look_at(local_rank, ending);
+                self.ended[local_rank] = Some((ending, SystemTime::now()));
+                if !ending.is_success() {
+                    self.end_others(local_rank, ending);
+                }
             }
             Event::Closed => self.open_streams -= 1,
             Event::Signal(number) => {
                 let Some(signal) = Signal::from_named_raw(number) else {
                     return;
                 };
-                self.signal_running(signal);
+                self.ranks.signal(signal, |rank| self.is_running(rank));
                 let name = signal_hook::low_level::signal_name(number).unwrap_or("a signal");
                 if signals::ends(number) {
+                    let at = SystemTime::now();
+                    self.interruption
+                        .get_or_insert(Interruption { signal: number, at });
                     let grace = self.options.grace;
                     self.remarks.say(&format!(
                         "{name} passed on; what is left is killed in {grace:?}"
                     ));
-                    self.kill_in_time();
+                    self.begin_grace(|_| true);
                 } else {
                     self.remarks.say(&format!("{name} passed on"));
                 }
@@ -216,42 +229,66 @@ impl Job<'_> {
         }
     }
 
-    fn look_at(&mut self, local_rank: usize, ending: Ending) {
-        let now = Instant::now();
-        match self.first_failure {
-            _ if ending.is_success() => {}
-            None => {
-                self.first_failure = Some((local_rank, ending, now));
-                self.end_others(local_rank, ending);
-            }
-            // A rank that the launcher itself has killed explains nothing.
-            Some(_) if matches!(self.deadline, Some(Deadline::GiveUp(_))) => {}
-            Some((_, first, at)) if ending.explains(first, now - at) => {
-                self.first_failure = Some((local_rank, ending, at));
-            }
-            Some(_) => {}
-        }
-    }
-
+    /// After the first failure: tells the other ranks to end, but for those that have recorded that they are
+    /// ending already. One of these is the cause, unless the rank that has ended is.
     fn end_others(&mut self, local_rank: usize, ending: Ending) {
         // Ranks that were told to end already may take a second signal for impatience.
-        if self.deadline.is_some() || self.endings.iter().all(Option::is_some) {
+        if self.deadline.is_some() || self.ended.iter().all(Option::is_some) {
             return;
         }
-        let rank = self.rank(local_rank);
-        self.remarks.say(&format!(
-            "rank {rank} failed: {ending}; ending {}",
-            self.running()
-        ));
-        self.signal_running(Signal::TERM);
-        self.kill_in_time();
+        let running = (0..self.ended.len()).filter(|&rank| self.is_running(rank));
+        let (leaving, staying): (Vec<usize>, Vec<usize>) =
+            running.partition(|&rank| self.records.read(rank).is_some());
+        let mut remark = format!("rank {} failed: {ending}", self.rank(local_rank));
+        if !staying.is_empty() {
+            remark += &format!("; ending {}", self.named(&staying));
+        }
+        if !leaving.is_empty() {
+            let (named, grace) = (self.named(&leaving), self.options.grace);
+            remark += &format!("; {named} may end without a signal within {grace:?}");
+        }
+        self.remarks.say(&remark);
+        self.ranks
+            .signal(Signal::TERM, |rank| staying.contains(&rank));
+        self.begin_grace(|rank| staying.contains(&rank));
     }
 
-    fn kill_in_time(&mut self) {
+    /// From now on the ranks that `to` picks count as told to end, and the time of grace runs.
+    fn begin_grace(&mut self, to: impl Fn(usize) -> bool) {
+        for rank in 0..self.ended.len() {
+            self.was_told[rank] |= to(rank) && self.is_running(rank);
+        }
         // A stopped process gets its signals only once it goes on.
-        self.signal_running(Signal::CONT);
+        self.ranks
+            .signal(Signal::CONT, |rank| self.is_running(rank));
         self.deadline
-            .get_or_insert(Deadline::Kill(Instant::now() + self.options.grace));
+            .get_or_insert(Deadline::Grace(after(self.options.grace)));
+    }
+
+    /// Kills the ranks that were told to end and did not. Those that were to end without being told get as
+    /// long again.
+    fn end_of_grace(&mut self) {
+        let running = (0..self.ended.len()).filter(|&rank| self.is_running(rank));
+        let (told, spared): (Vec<usize>, Vec<usize>) =
+            running.partition(|&rank| self.was_told[rank]);
+        let grace = self.options.grace;
+        for (ranks, signal, name) in [
+            (&told, Signal::KILL, "SIGKILL"),
+            (&spared, Signal::TERM, "SIGTERM"),
+        ] {
+            if !ranks.is_empty() {
+                let named = self.named(ranks);
+                self.remarks
+                    .say(&format!("{named} did not end within {grace:?}: {name}"));
+                self.ranks.signal(signal, |rank| ranks.contains(&rank));
+            }
+        }
+        self.deadline = None;
+        if spared.is_empty() {
+            self.deadline = Some(Deadline::GiveUp(after(AFTER_KILL)));
+        } else {
+            self.begin_grace(|rank| spared.contains(&rank));
+        }
     }
 
     /// Waits for the last of the output, and ends what holds the pipes after its rank.
@@ -290,39 +327,41 @@ impl Job<'_> {
     }
 
     fn end(self) -> Outcome {
-        let first_failure = self.first_failure.map(|(local_rank, ending, _)| Failure {
-            rank: self.options.first_rank() + local_rank,
-            ending,
+        let ended = self.ended.iter().flatten().enumerate();
+        let ended: Vec<Ended> = ended
+            .map(|(local_rank, &(ending, seen))| Ended {
+                ending,
+                seen,
+                was_told: self.was_told[local_rank],
+                record: self.records.read(local_rank),
+            })
+            .collect();
+        let first_failure = first_to_fail(&ended, self.interruption).map(|local_rank| Failure {
+            rank: self.rank(local_rank),
+            ending: ended[local_rank].ending,
             last_lines: self.tails[local_rank].lines(),
         });
         let endings: Vec<(usize, Ending)> = (self.options.first_rank()..)
-            .zip(self.endings.into_iter().flatten())
+            .zip(ended.iter().map(|rank| rank.ending))
             .collect();
         self.ranks.reap();
-        if let Some(failure) = &first_failure {
-            report(failure, &endings, self.remarks);
-        }
-        Outcome {
+        let outcome = Outcome {
             endings,
             first_failure,
-        }
+            interruption: self.interruption.map(|interruption| interruption.signal),
+        };
+        report(&outcome, self.remarks);
+        outcome
     }
 
-    fn signal_running(&self, signal: Signal) {
-        self.ranks
-            .signal(signal, |local_rank| self.endings[local_rank].is_none());
+    fn is_running(&self, local_rank: usize) -> bool {
+        self.ended[local_rank].is_none()
     }
 
-    fn running(&self) -> String {
-        let running = self
-            .endings
-            .iter()
-            .enumerate()
-            .filter(|(_, ending)| ending.is_none());
-        let running: Vec<String> = running
-            .map(|(index, _)| self.rank(index).to_string())
-            .collect();
-        format!("rank {}", running.join(", "))
+    /// `rank 1, 2`, given their numbers on this host.
+    fn named(&self, ranks: &[usize]) -> String {
+        let ranks = ranks.iter().map(|&index| self.rank(index).to_string());
+        format!("rank {}", ranks.collect::<Vec<String>>().join(", "))
     }
 
     fn rank(&self, local_rank: usize) -> usize {
@@ -332,9 +371,23 @@ impl Job<'_> {
 
 impl Deadline {
     const fn at(self) -> Instant {
-        let (Self::Kill(at) | Self::GiveUp(at)) = self;
+        let (Self::Grace(at) | Self::GiveUp(at)) = self;
         at
     }
+}
+
+/// `duration` from now, or so late that nobody will know the difference.
+fn after(duration: Duration) -> Instant {
+    const LATE: Duration = Duration::from_secs(1 << 30);
+    Instant::now() + duration.min(LATE)
+}
+
+fn in_thread(run: impl FnOnce() + Send + 'static) -> Result<(), LaunchError> {
+    let thread = thread::Builder::new().spawn(run);
+    thread.map(drop).map_err(|source| LaunchError::System {
+        what: "start a thread",
+        source,
+    })
 }
 
 /// The next event, or `None` at the deadline.
@@ -351,19 +404,29 @@ fn receive(events: &Receiver<Event>, deadline: Option<Instant>) -> Option<Event>
     }
 }
 
-fn report(failure: &Failure, endings: &[(usize, Ending)], remarks: &Remarks) {
+fn report(outcome: &Outcome, remarks: &Remarks) {
+    let list = |but: Option<usize>| {
+        let endings = outcome.endings.iter();
+        let others = endings.filter(|(rank, _)| Some(*rank) != but);
+        let others = others.map(|(rank, ending)| format!("rank {rank}: {ending}"));
+        others.collect::<Vec<String>>().join(", ")
+    };
+    let Some(failure) = &outcome.first_failure else {
+        if let Some(signal) = outcome.interruption {
+            let signal = Ending::Signaled(signal);
+            remarks.say(&format!("the job was ended by {signal}: {}", list(None)));
+        }
+        return;
+    };
     let Failure {
         rank,
         ending,
         last_lines,
     } = failure;
     remarks.say(&format!("rank {rank} was the first to fail: {ending}"));
-    let others = endings.iter().filter(|(other, _)| other != rank);
-    let others: Vec<String> = others
-        .map(|(other, ending)| format!("rank {other}: {ending}"))
-        .collect();
+    let others = list(Some(*rank));
     if !others.is_empty() {
-        remarks.say(&format!("the others: {}", others.join(", ")));
+        remarks.say(&format!("the others: {others}"));
     }
     if last_lines.is_empty() {
         remarks.say(&format!("rank {rank} has written nothing"));

@@ -5,16 +5,21 @@
 //! before it, on the stream it was written to, and its own remarks on the standard error.
 //!
 //! Ranks find the variables of torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`,
-//! `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT`), `BURN_SHARD_TOKEN`, `BURN_SHARD_JOB_ID`, and
-//! `RAYON_NUM_THREADS` unless it is set; their standard input is empty.
+//! `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT`), `BURN_SHARD_TOKEN`, `BURN_SHARD_JOB_ID`,
+//! `BURN_SHARD_ERROR_FILE`, and `RAYON_NUM_THREADS` unless it is set; their standard input is empty. They do not
+//! inherit what other launchers have set (`SLURM_PROCID`, `OMPI_COMM_WORLD_RANK`, `TORCHELASTIC_RUN_ID` and the
+//! like; `environment.rs` has the list), nor `BURN_SHARD_BIND` for a job on loopback.
 //!
 //! # How a job ends
 //!
 //! - All ranks exit with 0: so does the launcher.
-//! - A rank fails: the others get SIGTERM, and SIGKILL after a time of grace. The launcher ends with
-//!   the code of the first failure, and prints that rank's last lines.
-//! - The launcher gets SIGINT, SIGTERM or SIGHUP: it passes it on, and kills what is left after the
-//!   time of grace. SIGUSR1 and SIGUSR2 are passed on only.
+//! - A rank fails: the others get SIGTERM, and SIGKILL after a time of grace. Ranks whose group has failed
+//!   already are left alone until the grace is over, so that each can say why and clean up. The launcher
+//!   names the rank that failed first, by the times that ranks record in `BURN_SHARD_ERROR_FILE`
+//!   (`blame.rs`), prints its last lines, and ends with its exit code.
+//! - The launcher gets SIGINT, SIGTERM or SIGHUP: it passes it on, kills what is left after the time of
+//!   grace, and ends with 128 and the signal unless all ranks ended with 0. How ranks end after that is no
+//!   failure of theirs. SIGUSR1 and SIGUSR2 are passed on only.
 //! - The launcher is killed: so are the ranks, by the kernel (`PR_SET_PDEATHSIG`, Linux only), and what
 //!   they started, by a shell that watches a pipe from the launcher (`watch.rs`).
 //!
@@ -44,6 +49,7 @@
 #![cfg(unix)]
 #![deny(unsafe_code)]
 
+mod blame;
 mod environment;
 mod error;
 mod event;
@@ -52,6 +58,7 @@ mod options;
 mod outcome;
 mod output;
 mod ranks;
+mod records;
 mod signals;
 mod watch;
 

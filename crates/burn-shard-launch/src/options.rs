@@ -1,8 +1,23 @@
 //! What to launch, and what is refused before anything is started.
 
-use std::{ffi::OsString, fmt, net::IpAddr, str::FromStr, time::Duration};
+use std::{
+    ffi::{OsStr, OsString},
+    fmt,
+    net::IpAddr,
+    str::FromStr,
+    time::Duration,
+};
 
-use crate::error::LaunchError;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::{environment::set, error::LaunchError};
+
+/// Most ranks of a job; what `burn-shard-comm` allows.
+const MAX_WORLD_SIZE: usize = 1 << 15;
+/// Files of the launcher per rank: the ends of two pipes.
+const FILES_PER_RANK: usize = 2;
+/// Files that the launcher needs besides: its own streams, what it watches, and what starting a process takes.
+const OTHER_FILES: usize = 64;
 
 /// What [`launch`](crate::launch()) starts.
 #[derive(Clone)]
@@ -21,7 +36,7 @@ pub struct Options {
     /// `BURN_SHARD_BIND` says already.
     pub bind: Option<IpAddr>,
     /// The shared secret of the job; `None`: a random one, for one host only.
-    pub token: Option<String>,
+    pub token: Option<OsString>,
     /// Name of the job, the same on each host; `None`: a random one, or none if there are several hosts.
     pub job_id: Option<String>,
     /// Time between SIGTERM and SIGKILL.
@@ -87,6 +102,17 @@ impl Options {
         if node_rank >= nnodes {
             return Err(LaunchError::NodeRankOutOfRange { node_rank, nnodes });
         }
+        let world_size = self.local_world_size.checked_mul(nnodes);
+        if world_size.is_none_or(|world_size| world_size > MAX_WORLD_SIZE) {
+            return Err(LaunchError::TooManyRanks {
+                local_world_size: self.local_world_size,
+                nnodes,
+                max_world_size: MAX_WORLD_SIZE,
+            });
+        }
+        if let Some(token) = &self.token {
+            check_token(token)?;
+        }
         if nnodes > 1 && self.token.is_none() {
             return Err(LaunchError::NoToken { nnodes });
         }
@@ -106,7 +132,42 @@ impl Options {
 }
 
 fn inherited_bind() -> bool {
-    std::env::var_os("BURN_SHARD_BIND").is_some()
+    set("BURN_SHARD_BIND").is_some()
+}
+
+/// What no rank would accept, so that it is said once.
+fn check_token(token: &OsStr) -> Result<(), LaunchError> {
+    if token.is_empty() {
+        return Err(LaunchError::BadToken { reason: "empty" });
+    }
+    if token.as_encoded_bytes().contains(&0) {
+        let reason = "not fit for a variable: it has a zero byte in it";
+        return Err(LaunchError::BadToken { reason });
+    }
+    Ok(())
+}
+
+/// Makes sure that the launcher may open as many files as `ranks` need, up to what the system allows.
+pub(crate) fn reserve_files(ranks: usize) -> Result<(), LaunchError> {
+    let needed = ranks * FILES_PER_RANK + OTHER_FILES;
+    let limit = getrlimit(Resource::Nofile);
+    let needed_files = u64::try_from(needed).unwrap_or(u64::MAX);
+    let is_enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= needed_files);
+    if is_enough(limit.current) {
+        return Ok(());
+    }
+    let raised = Rlimit {
+        current: Some(needed_files),
+        maximum: limit.maximum,
+    };
+    if is_enough(limit.maximum) && setrlimit(Resource::Nofile, raised).is_ok() {
+        return Ok(());
+    }
+    Err(LaunchError::TooFewFiles {
+        ranks,
+        needed,
+        limit: limit.maximum.or(limit.current).unwrap_or(u64::MAX),
+    })
 }
 
 impl fmt::Debug for Options {
@@ -126,7 +187,7 @@ impl fmt::Debug for Options {
 }
 
 impl Master {
-    fn is_loopback(&self) -> bool {
+    pub(crate) fn is_loopback(&self) -> bool {
         self.host.eq_ignore_ascii_case("localhost")
             || self
                 .host

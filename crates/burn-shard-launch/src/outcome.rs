@@ -1,11 +1,6 @@
 //! How a job ended.
 
-use std::{fmt, time::Duration};
-
-use signal_hook::consts::signal::{SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV};
-
-/// How much later than its consequences a death may be reported.
-const LATE: Duration = Duration::from_millis(200);
+use std::fmt;
 
 /// How one process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,20 +16,6 @@ impl Ending {
     #[must_use]
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Exited(0))
-    }
-
-    /// Whether this ending, seen `after` that of another rank, is more likely its cause.
-    ///
-    /// The system closes the connections of a process that is killed before it reports the death. Its
-    /// peers may notice, and exit, in between.
-    pub(crate) fn explains(self, other: Self, after: Duration) -> bool {
-        let is_violent = |ending| {
-            matches!(
-                ending,
-                Self::Signaled(SIGKILL | SIGSEGV | SIGBUS | SIGILL | SIGFPE)
-            )
-        };
-        is_violent(self) && !is_violent(other) && after < LATE
     }
 
     /// The exit code, or 128 and the signal, as shells have it.
@@ -63,9 +44,9 @@ impl fmt::Display for Ending {
 /// The rank that failed first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Which.
+    /// Number of the rank in the job.
     pub rank: usize,
-    /// How.
+    /// How its process ended.
     pub ending: Ending,
     /// The last lines it wrote, to either stream; long ones are cut.
     pub last_lines: Vec<Vec<u8>>,
@@ -76,33 +57,26 @@ pub struct Failure {
 pub struct Outcome {
     /// Rank and ending, in the order of ranks.
     pub endings: Vec<(usize, Ending)>,
-    /// The first that failed; `None` if none did.
+    /// The first rank that failed by itself; `None` if none did. What a rank made of a signal to the
+    /// launcher is no failure of the rank.
     pub first_failure: Option<Failure>,
+    /// The signal to the launcher that ended the job (Ctrl-C is SIGINT), if one did.
+    pub interruption: Option<i32>,
 }
 
 impl Outcome {
-    /// What the launcher exits with: 0, or as the first failure ([`Ending::exit_code`]).
+    /// What the launcher exits with: the code of the first failure ([`Ending::exit_code`]); 128 and the
+    /// signal if one ended the job and a rank did not end with 0; otherwise 0.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
-        self.first_failure
-            .as_ref()
-            .map_or(0, |failure| failure.ending.exit_code())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_death_reported_late_explains_what_its_peers_made_of_it() {
-        let soon = Duration::from_millis(50);
-        let killed = Ending::Signaled(SIGKILL);
-        assert!(killed.explains(Ending::Exited(1), soon));
-        assert!(Ending::Signaled(SIGSEGV).explains(Ending::Signaled(6), soon));
-        assert!(!killed.explains(Ending::Exited(1), 5 * LATE));
-        assert!(!killed.explains(killed, soon));
-        assert!(!Ending::Exited(1).explains(Ending::Exited(1), soon));
-        assert!(!Ending::Signaled(15).explains(Ending::Exited(1), soon));
+        if let Some(failure) = &self.first_failure {
+            return failure.ending.exit_code();
+        }
+        match self.interruption {
+            Some(signal) if self.endings.iter().any(|(_, end)| !end.is_success()) => {
+                Ending::Signaled(signal).exit_code()
+            }
+            _ => 0,
+        }
     }
 }

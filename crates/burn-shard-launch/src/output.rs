@@ -13,8 +13,9 @@ use std::{
 
 /// A longer line is written in pieces of this many bytes, each as a line.
 const LONGEST_LINE_BYTES: u64 = 16 << 20;
-/// Lines kept for the report of a failure, and bytes of each.
-const TAIL_LINES: usize = 20;
+/// Lines kept for the report of a failure, and bytes of each. The message of a panic comes before its
+/// backtrace, and is not to be pushed out by it.
+const TAIL_LINES: usize = 60;
 const TAIL_LINE_BYTES: usize = 500;
 
 #[derive(Clone, Copy, Debug)]

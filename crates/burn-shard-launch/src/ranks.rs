@@ -27,12 +27,16 @@ impl Ranks {
     pub(crate) fn start(
         &mut self,
         options: &Options,
-        variables: Vec<(&'static str, OsString)>,
+        variables: &[(&'static str, OsString)],
+        removed: &[OsString],
     ) -> io::Result<(Pid, ChildStdout, ChildStderr)> {
         let mut command = Command::new(&options.program);
+        for name in removed {
+            command.env_remove(name);
+        }
         command
             .args(&options.args)
-            .envs(variables)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

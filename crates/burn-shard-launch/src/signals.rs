@@ -1,13 +1,23 @@
-//! Signals the launcher passes on.
+//! Signals the launcher passes on, and the state of signals that it starts from.
+//!
+//! A process inherits which signals are ignored and which are blocked. Whoever starts the launcher may have
+//! left either in any state, so the launcher sets both for the signals it needs.
 
-use std::{fs, io, sync::mpsc::Sender, thread};
+use std::{
+    fs, io,
+    mem::MaybeUninit,
+    sync::{Arc, atomic::AtomicBool, mpsc::Sender},
+    thread,
+};
 
 use signal_hook::{
-    consts::signal::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2},
+    consts::signal::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2},
     iterator::{Handle, Signals},
 };
 
 use crate::event::Event;
+
+const PASSED_ON: [i32; 5] = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
 
 /// Receives signals until dropped. Thereafter they are ignored, as no handler can be taken back safely.
 #[derive(Debug)]
@@ -16,12 +26,17 @@ pub(crate) struct Receiver(Handle);
 impl Receiver {
     pub(crate) fn start(events: Sender<Event>) -> io::Result<Self> {
         let ignored = ignored();
-        // Whoever ignores a signal (`nohup`, a shell's `&`) means the whole job to ignore it.
-        let wanted = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
-        let wanted = wanted
-            .into_iter()
-            .filter(|signal| ignored & (1 << (signal - 1)) == 0);
+        let is_ignored = |signal: i32| ignored & (1 << (signal - 1)) != 0;
+        if is_ignored(SIGCHLD) {
+            // Where it is ignored, the system forgets how a child ended. Any handler prevents that.
+            signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)))?;
+        }
+        // Whoever has these ignored (`nohup`, a script's `&`) means the whole job to ignore them.
+        let kept = |signal: &i32| matches!(*signal, SIGINT | SIGHUP) && is_ignored(*signal);
+        let wanted = PASSED_ON.into_iter().filter(|signal| !kept(signal));
         let mut signals = Signals::new(wanted)?;
+        // Before the thread below is started: threads inherit what is blocked.
+        unblock()?;
         let handle = signals.handle();
         thread::Builder::new()
             .name("signals".to_owned())
@@ -53,4 +68,23 @@ fn ignored() -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0)
+}
+
+/// Lets this thread, and those it starts, receive the signals that are passed on.
+#[allow(unsafe_code, reason = "the standard library has no signal masks")]
+fn unblock() -> io::Result<()> {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the pointer is to memory for one set, which the call initializes.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    for signal in PASSED_ON {
+        // SAFETY: the set was initialized above.
+        unsafe { libc::sigaddset(set.as_mut_ptr(), signal) };
+    }
+    // SAFETY: the set is initialized, and a null pointer asks for no copy of the mask before.
+    let error =
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut()) };
+    match error {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
 }

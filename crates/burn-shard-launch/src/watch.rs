@@ -6,20 +6,24 @@
 use std::{
     io::{self, Write},
     os::unix::process::CommandExt,
+    path::Path,
     process::{Child, ChildStdin, Command, Stdio},
 };
 
 use rustix::process::Pid;
 
-/// Reads a process group per line; `done` is the launcher's word. The end of the input without it is
-/// the launcher's death.
+/// Reads a process group per line; the line `done` comes from a launcher that has ended its job. The end of
+/// the input without that line is the launcher's death: then the groups are killed, and the folder in the
+/// first argument is removed.
 const SCRIPT: &str = r#"trap '' INT TERM HUP USR1 USR2
 groups=
 while read -r group; do
     [ "$group" = done ] && exit 0
     groups="$groups -$group"
 done
-[ -n "$groups" ] && kill -s KILL -- $groups"#;
+[ -n "$groups" ] && kill -s KILL -- $groups
+rm -rf -- "$1"
+"#;
 
 #[derive(Debug)]
 pub(crate) struct Watch {
@@ -28,9 +32,11 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn start() -> io::Result<Self> {
+    /// `folder` is removed if the launcher dies.
+    pub(crate) fn start(folder: &Path) -> io::Result<Self> {
         let mut shell = Command::new("/bin/sh")
             .args(["-c", SCRIPT, "burn-shard-watch"])
+            .arg(folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -3,6 +3,7 @@
 //! Linux only: processes are found in `/proc`.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+#![allow(clippy::print_stdout, reason = "a rank tells the test by its output")]
 
 mod common;
 #[path = "../../burn-shard-comm/examples/rank_loop.rs"]
@@ -14,26 +15,99 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Job, Running, kill};
+use burn_shard_comm::{ProcessGroup, ReduceOp};
+use common::{Job, Running, kill, text};
 use rustix::process::Signal;
 
-/// Makes a process of this program one rank.
+/// Makes a process of this program one rank, which fails as [`Fault`] says, or exchanges until it is killed.
 const AS_RANK: &str = "BURN_SHARD_TEST_AS_RANK";
+const VICTIM: &str = "BURN_SHARD_TEST_VICTIM";
+const TEST: &str = "a_job_of_a_real_group_ends_when_a_rank_is_killed";
 /// In which a job ends after a death, however busy the machine; ranks wait ten times as long for each other.
 const SOON: Duration = Duration::from_secs(30);
+/// How long a rank that fails cleans up, which is longer than its peers need to notice.
+const CLEAN_UP: Duration = Duration::from_millis(700);
 
-/// A job of four ranks that exchange until something fails.
-fn start() -> Running {
+/// How a rank fails by its own fault, what it says, and the exit code of the launcher.
+const FAULTS: [(&str, &str, i32); 5] = [
+    ("panic", "the culprit panics", 101),
+    ("abort", "the culprit aborts", 3),
+    ("return", "the culprit returns", 3),
+    ("exit", "the culprit exits", 3),
+    ("process-abort", "the culprit aborts its process", 128 + 6),
+];
+
+/// A job of `ranks` ranks that exchange until something fails.
+fn job(ranks: usize, fault: &str, victim: usize) -> Job {
     let program = std::env::current_exe().unwrap();
-    let program = [
-        program.to_str().unwrap(),
-        "--exact",
-        "a_job_of_a_real_group_ends_when_a_rank_is_killed",
-        "--nocapture",
-    ];
-    let mut running = Job::of("-n 4", &program).env(AS_RANK, "1").start();
+    let program = [program.to_str().unwrap(), "--exact", TEST, "--nocapture"];
+    Job::of(&format!("-n {ranks} --grace 20"), &program)
+        .env(AS_RANK, fault)
+        .env("RUST_BACKTRACE", "1")
+        .env(VICTIM, &victim.to_string())
+}
+
+fn start() -> Running {
+    let mut running = job(4, "none", 0).start();
     running.wait_for("ready: rank", 4);
     running
+}
+
+/// Says that its owner has ended in order, after a while.
+struct CleanUp;
+
+impl Drop for CleanUp {
+    fn drop(&mut self) {
+        std::thread::sleep(CLEAN_UP);
+        println!("\ncleaned up");
+    }
+}
+
+/// What a rank's process does; its exit code.
+fn rank(fault: &str) -> i32 {
+    let group = || ProcessGroup::from_env().unwrap();
+    let victim: usize = std::env::var(VICTIM).unwrap().parse().unwrap();
+    if fault == "none" {
+        let end = rank_loop::run(usize::MAX, 20_011);
+        println!("\nfailed: {}", end.unwrap_err());
+        return 1;
+    }
+    // Dropped after the group: peers notice while it sleeps.
+    let _clean_up = CleanUp;
+    let group = group();
+    for round in 0.. {
+        let mut buffer = vec![1.0f32; 1000];
+        let is_time = group.rank() == victim && round == 50;
+        match fault {
+            "panic" if is_time => panic!("the culprit panics"),
+            "abort" if is_time => {
+                group.abort("the culprit aborts");
+                println!("\nthe culprit aborts");
+                return 3;
+            }
+            "return" if is_time => {
+                drop(group);
+                std::thread::sleep(CLEAN_UP);
+                println!("\nthe culprit returns");
+                return 3;
+            }
+            "exit" if is_time => {
+                println!("\nthe culprit exits");
+                std::process::exit(3);
+            }
+            "process-abort" if is_time => {
+                println!("\nthe culprit aborts its process");
+                std::process::abort();
+            }
+            _ => {}
+        }
+        if let Err(error) = group.all_reduce(&mut buffer, ReduceOp::Sum) {
+            println!("\nfailed: {error}");
+            // As fast as possible, which is what makes it look like the first.
+            std::process::exit(1);
+        }
+    }
+    0
 }
 
 /// The process of `rank`.
@@ -49,10 +123,9 @@ fn process(running: &Running, rank: usize) -> i32 {
 
 #[test]
 fn a_job_of_a_real_group_ends_when_a_rank_is_killed() {
-    if std::env::var_os(AS_RANK).is_some() {
-        let end = rank_loop::run(usize::MAX, 20_011);
-        println!("\nfailed: {}", end.unwrap_err());
-        std::process::exit(1);
+    if let Ok(fault) = std::env::var(AS_RANK) {
+        let code = std::panic::catch_unwind(|| rank(&fault));
+        std::process::exit(code.unwrap_or(101));
     }
     for victim in [0, 2] {
         let running = start();
@@ -73,6 +146,29 @@ fn a_job_of_a_real_group_ends_when_a_rank_is_killed() {
         // What the others said before they were ended, if they had the time.
         for line in out.lines().filter(|line| line.contains("failed: ")) {
             assert!(line.contains(&format!("rank {victim} is gone")), "{out}");
+        }
+    }
+}
+
+#[test]
+fn the_rank_that_fails_in_order_is_named_and_ends_its_clean_up() {
+    for (fault, line, code) in FAULTS {
+        for victim in [0, 2] {
+            let output = job(3, fault, victim).run();
+            let (out, err) = (text(&output.stdout), text(&output.stderr));
+            let what = format!("{fault} of rank {victim}: {out}{err}");
+            assert_eq!(output.status.code(), Some(code), "{what}");
+            let first = format!("rank {victim} was the first to fail: ");
+            assert!(err.contains(&first), "{what}");
+            let (_, tail) = err
+                .split_once(&format!("last lines of rank {victim}:\n"))
+                .expect(&what);
+            assert!(tail.contains(line), "{what}");
+            // Nothing can be cleaned up by a process that has ended itself.
+            if matches!(fault, "panic" | "abort" | "return") {
+                let cleaned_up = format!("[{victim}] cleaned up");
+                assert!(out.contains(&cleaned_up), "{what}");
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn_shard_comm::{Placement, Rule};
+use burn_shard_comm::{Launcher, Placement};
 use common::{Job, PATIENCE, kill, text};
 use rustix::process::Signal;
 
@@ -44,13 +44,13 @@ fn each_rank_finds_its_place() {
             (rank, 3, rank)
         );
         assert_eq!(
-            (placement.local_world_size, placement.rule),
-            (Some(3), Rule::Torchrun)
+            (placement.local_world_size, placement.launcher),
+            (Some(3), Launcher::Torchrun)
         );
         assert!(placement.master_is_loopback() && placement.master_port > 0);
         assert_eq!(placement.job_id.len(), 16);
         assert!(find("RAYON_NUM_THREADS").unwrap().parse::<usize>().unwrap() >= 1);
-        tokens.push(placement.token.unwrap());
+        tokens.push(find("BURN_SHARD_TOKEN").unwrap());
     }
     assert_eq!(tokens[0].len(), 64);
     assert!(tokens.iter().all(|token| *token == tokens[0]));
@@ -140,7 +140,7 @@ fn a_job_whose_output_is_stuck_ends_in_time() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let (status, ..) = running.end();
-    assert_eq!(status.code(), Some(128 + 9));
+    assert_eq!(status.code(), Some(128 + 15));
 }
 
 #[test]
@@ -170,18 +170,21 @@ fn ranks_that_were_told_to_end_are_told_once() {
     running.wait_for("ready", 2);
     running.signal(Signal::TERM);
     let (status, out, err) = running.end();
-    assert_eq!(status.code(), Some(7), "{err}");
+    assert_eq!(status.code(), Some(128 + 15), "{err}");
     assert_eq!(out.matches("told").count(), 1, "{out}");
 }
 
 #[test]
-fn a_signal_that_ends_the_ranks_is_the_launchers_exit_code() {
-    for (signal, expected) in [
-        (Signal::TERM, 128 + 15),
-        (Signal::INT, 128 + 2),
-        (Signal::HUP, 128 + 1),
+fn what_ends_because_of_the_users_signal_is_no_failure_of_a_rank() {
+    for (signal, name, expected) in [
+        (Signal::TERM, "15 (SIGTERM)", 128 + 15),
+        (Signal::INT, "2 (SIGINT)", 128 + 2),
+        (Signal::HUP, "1 (SIGHUP)", 128 + 1),
     ] {
-        let mut job = Job::new("-n 2", "echo ready; exec sleep 1000");
+        // One dies of it, one ends as the peer of a rank that is gone would.
+        let script =
+            "[ $RANK = 0 ] || trap 'exit 1' TERM INT HUP; echo ready; while :; do sleep 0.1; done";
+        let mut job = Job::new("-n 2", script);
         // Whoever runs the tests may ignore them.
         job.wrap("exec env --default-signal=HUP,INT \"$@\"");
         let mut running = job.start();
@@ -189,7 +192,32 @@ fn a_signal_that_ends_the_ranks_is_the_launchers_exit_code() {
         running.signal(signal);
         let (status, _, err) = running.end();
         assert_eq!(status.code(), Some(expected), "{err}");
+        let ended = format!(
+            "the job was ended by signal {name}: rank 0: signal {name}, rank 1: exit code 1"
+        );
+        assert!(err.contains(&ended), "{err}");
+        assert!(
+            !err.contains("first to fail") && !err.contains(" failed: "),
+            "{err}"
+        );
     }
+}
+
+#[test]
+fn a_failure_before_the_users_signal_stays_one() {
+    let script =
+        "if [ $RANK = 1 ]; then echo culprit; exit 5; fi; trap 'sleep 1; exit 1' TERM; echo ready
+        while :; do sleep 0.1; done";
+    let mut running = Job::new("-n 2 --grace 100", script).start();
+    running.wait_for("ready", 1);
+    std::thread::sleep(Duration::from_millis(500));
+    running.signal(Signal::TERM);
+    let (status, _, err) = running.end();
+    assert_eq!(status.code(), Some(5), "{err}");
+    assert!(
+        err.contains("rank 1 was the first to fail: exit code 5"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -214,17 +242,124 @@ fn a_signal_that_was_ignored_before_stays_so() {
     assert!(status.success() && out == "[0] end\n", "{out}{err}");
 }
 
+/// Starts a job as `starter` leaves it, a program in Python that ends with `os.execvp(sys.argv[1], sys.argv[1:])`.
+fn started_by(mut job: Job, starter: &str) -> Job {
+    let starter =
+        format!("import os, signal, sys\n{starter}\nos.execvp(sys.argv[1], sys.argv[1:])");
+    job.wrap(&format!("exec python3 -c '{starter}' \"$@\""));
+    job
+}
+
+#[test]
+fn a_job_ends_as_it_ends_when_its_starter_ignored_the_end_of_children() {
+    let ignored = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)";
+    let output = started_by(Job::new("-n 2", "true"), ignored).run();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = started_by(Job::new("-n 2", "exit $((RANK * 6))"), ignored).run();
+    assert_eq!(code(&output), 6, "{}", text(&output.stderr));
+    // The ranks' own children are waited for as ever.
+    let script = "(exit 4) & wait $!; echo $?";
+    let output = started_by(Job::new("-n 1", script), ignored).run();
+    assert_eq!(text(&output.stdout), "[0] 4\n");
+}
+
+#[test]
+fn a_job_can_be_ended_whose_starter_had_blocked_or_ignored_signals() {
+    let all = "[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]";
+    for (starter, signal, expected) in [
+        (
+            format!("signal.pthread_sigmask(signal.SIG_BLOCK, {all})"),
+            Signal::TERM,
+            128 + 15,
+        ),
+        (
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)".to_owned(),
+            Signal::TERM,
+            128 + 15,
+        ),
+    ] {
+        let job = Job::new("-n 2", "echo ready; exec sleep 1000");
+        let mut running = started_by(job, &starter).start();
+        running.wait_for("ready", 2);
+        running.signal(signal);
+        let (status, _, err) = running.end();
+        assert_eq!(status.code(), Some(expected), "{starter}: {err}");
+    }
+}
+
+#[test]
+fn variables_of_other_launchers_and_other_jobs_do_not_reach_the_ranks() {
+    let mut job = Job::new("-n 1", "env");
+    for (name, value) in [
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+        ("TORCHELASTIC_RUN_ID", "outer"),
+        ("ROLE_RANK", "5"),
+        ("OMPI_COMM_WORLD_RANK", "5"),
+        ("PMIX_NAMESPACE", "outer"),
+        ("PMI_SIZE", "8"),
+        ("SLURM_PROCID", "5"),
+        ("SLURM_NTASKS", "8"),
+        ("RANK", "5"),
+        ("WORLD_SIZE", "8"),
+        ("BURN_SHARD_BIND", "10.9.8.7"),
+        ("BURN_SHARD_JOB_ID", ""),
+        ("BURN_SHARD_TOKEN", ""),
+        ("BURN_SHARD_ERROR_FILE", "/dev/null/outer"),
+        ("SLURM_JOB_ID", "stays"),
+        ("OMPI_MCA_btl", "stays"),
+        ("BURN_SHARD_TIMEOUT", "77"),
+    ] {
+        job = job.env(name, value);
+    }
+    let output = job.run();
+    let out = text(&output.stdout);
+    let value = |name: &str| {
+        let start = format!("[0] {name}=");
+        out.lines().find_map(|line| line.strip_prefix(&start))
+    };
+    for gone in [
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_RUN_ID",
+        "ROLE_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "PMIX_NAMESPACE",
+        "PMI_SIZE",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "BURN_SHARD_BIND",
+    ] {
+        assert_eq!(value(gone), None, "{gone}");
+    }
+    let kept = [
+        "RANK",
+        "WORLD_SIZE",
+        "SLURM_JOB_ID",
+        "OMPI_MCA_btl",
+        "BURN_SHARD_TIMEOUT",
+    ];
+    let kept = kept.map(|name| value(name).unwrap());
+    assert_eq!(kept, ["0", "1", "stays", "stays", "77"]);
+    assert_eq!(value("BURN_SHARD_JOB_ID").unwrap().len(), 16);
+    assert_eq!(value("BURN_SHARD_TOKEN").unwrap().len(), 64);
+    let file = std::path::Path::new(value("BURN_SHARD_ERROR_FILE").unwrap());
+    assert!(!file.starts_with("/dev/null") && !file.parent().unwrap().exists());
+}
+
 /// The kernel's part and the shell's, one without the other.
 #[test]
 fn nothing_is_left_of_a_launcher_that_was_killed() {
     let script = "sleep 1000 & sleep 1000 & echo ready; wait";
-    let mut running = Job::new("-n 3", script).start();
+    let scratch = tempfile::tempdir().unwrap();
+    let job = Job::new("-n 3", script).env("TMPDIR", scratch.path().to_str().unwrap());
+    let mut running = job.start();
     running.wait_for("ready", 3);
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
     // The launcher, its watch, three shells with two processes each.
     assert_eq!(running.job.processes().len(), 11);
     running.signal(Signal::KILL);
     let (status, ..) = running.end();
     assert_eq!(status.code(), None);
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
 }
 
 #[test]
@@ -313,6 +448,13 @@ fn several_nodes_need_a_secret_a_place_to_meet_and_an_address_to_listen_on() {
         "node rank 2 of 2 nodes",
     );
     refused("-n 0", "", "no ranks to start");
+    refused("-n 40000", "", "a job has at most 32768");
+    refused("-n 18446744073709551615", "", "a job has at most 32768");
+    refused(
+        "-n 9223372036854775808 --nnodes 2",
+        "secret",
+        "a job has at most 32768",
+    );
     for master in ["gpu1", "gpu1:", ":1", "gpu1:0", "::1:5", "[::1:5"] {
         refused(
             &format!("-n 1 --master {master}"),
@@ -333,6 +475,35 @@ fn several_nodes_need_a_secret_a_place_to_meet_and_an_address_to_listen_on() {
         "[5] 5/6 1 2 gpu1:29500 10.0.0.3 secret j",
     ];
     assert_eq!(lines, expected);
+}
+
+#[test]
+fn a_launcher_that_may_open_too_few_files_raises_its_limit_or_says_so() {
+    let mut job = Job::new("-n 20", "true");
+    job.wrap("ulimit -Sn 40; exec \"$@\"");
+    let output = job.run();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let mut job = Job::new("-n 20", "true");
+    job.wrap("ulimit -n 40; exec \"$@\"");
+    let output = job.run();
+    let err = text(&output.stderr);
+    assert_eq!(code(&output), 2, "{err}");
+    assert!(
+        err.contains("20 ranks need 104 open files in the launcher, but at most 40 are allowed"),
+        "{err}"
+    );
+}
+
+#[test]
+fn a_token_is_bytes_and_any_grace_is_accepted() {
+    let mut job = Job::new(
+        "-n 1 --grace 18446744073709551615",
+        "printf %s \"$BURN_SHARD_TOKEN\"; exit 3",
+    );
+    job.wrap("BURN_SHARD_TOKEN=$(printf 'a\\377b'); export BURN_SHARD_TOKEN; exec \"$@\"");
+    let output = job.run();
+    assert_eq!(output.stdout, b"[0] a\xffb\n");
+    assert_eq!(code(&output), 3, "{}", text(&output.stderr));
 }
 
 #[test]

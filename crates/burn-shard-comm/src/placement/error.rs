@@ -1,16 +1,18 @@
 //! What can be wrong with a launcher's variables.
 
-use super::Rule;
+use std::ffi::OsString;
+
+use super::Launcher;
 
 /// Why variables do not describe a place in a job. Nothing has been sent; no other rank knows.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     /// One variable of a family is set, another is not.
-    #[error("{found} is {value:?}, but {missing} is not set ({})", way_out(*.rule, .missing, .found))]
+    #[error("{found} is {value:?}, but {missing} is not set ({})", way_out(*.launcher, .missing, .found))]
     Half {
-        /// The family.
-        rule: Rule,
+        /// The launcher whose variables they are.
+        launcher: Launcher,
         /// A variable that is there.
         found: &'static str,
         /// Its value.
@@ -24,6 +26,15 @@ pub enum PlacementError {
     Empty {
         /// The variable.
         variable: &'static str,
+    },
+
+    /// A variable that should be text is not: two such values could look alike.
+    #[error("{variable} is {value:?}, which is not valid UTF-8 (correct or unset it)")]
+    NotUnicode {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: OsString,
     },
 
     /// A variable that should be a number is something else.
@@ -100,11 +111,11 @@ pub enum PlacementError {
 
     /// Nothing says where rank 0 is.
     #[error(
-        "rank {rank} of {world_size} ({rule}): MASTER_ADDR is not set, and no variable tells the host of rank 0 (set it to that host on all ranks, with mpirun: -x MASTER_ADDR=HOST or -genv MASTER_ADDR HOST)"
+        "rank {rank} of {world_size} ({launcher}): MASTER_ADDR is not set, and no variable tells the host of rank 0 (set it to that host on all ranks, with mpirun: -x MASTER_ADDR=HOST or -genv MASTER_ADDR HOST)"
     )]
     NoMaster {
-        /// The family that won.
-        rule: Rule,
+        /// The launcher whose variables won.
+        launcher: Launcher,
         /// This rank.
         rank: usize,
         /// Processes in the job.
@@ -113,11 +124,11 @@ pub enum PlacementError {
 
     /// Nothing says at which port rank 0 listens.
     #[error(
-        "rank {rank} of {world_size} ({rule}): MASTER_PORT is not set, and no name of the job to derive it from (set it to a free port of rank 0's host on all ranks, with mpirun: -x MASTER_PORT=29500 or -genv MASTER_PORT 29500)"
+        "rank {rank} of {world_size} ({launcher}): MASTER_PORT is not set, and no name of the job to derive it from (set it to a free port of rank 0's host on all ranks, with mpirun: -x MASTER_PORT=29500 or -genv MASTER_PORT 29500)"
     )]
     NoPort {
-        /// The family that won.
-        rule: Rule,
+        /// The launcher whose variables won.
+        launcher: Launcher,
         /// This rank.
         rank: usize,
         /// Processes in the job.
@@ -125,18 +136,18 @@ pub enum PlacementError {
     },
 }
 
-fn way_out(rule: Rule, missing: &str, found: &str) -> String {
-    match rule {
-        Rule::Torchrun => format!(
+fn way_out(launcher: Launcher, missing: &str, found: &str) -> String {
+    match launcher {
+        Launcher::Torchrun => format!(
             "start with `burn-shard launch` or torchrun, which set both; by hand, set {missing} too; to leave the choice to srun or mpirun, unset {found}"
         ),
-        Rule::Slurm => format!(
+        Launcher::Slurm => format!(
             "start with `srun`, which sets {missing}: a shell of salloc or sbatch is no task; or use `burn-shard launch` inside it"
         ),
-        Rule::OpenMpi => {
+        Launcher::OpenMpi => {
             format!("start with OpenMPI's mpirun, which sets {missing}, or unset {found}")
         }
-        Rule::Pmi => format!(
+        Launcher::Pmi => format!(
             "start with mpiexec of MPICH or Intel MPI, which sets {missing}, or unset {found}"
         ),
     }

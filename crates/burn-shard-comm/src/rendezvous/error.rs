@@ -32,6 +32,34 @@ pub enum RendezvousError {
         address: String,
     },
 
+    /// Others could connect, and the secret could be guessed.
+    #[error(
+        "rank {rank}: will not listen on {address} with so weak a token (BURN_SHARD_TOKEN needs at least {} bytes, {} of them different; to make one: head -c 32 /dev/urandom | base64)",
+        crate::placement::Token::STRONG_BYTES,
+        crate::placement::Token::STRONG_DIFFERENT
+    )]
+    TokenWeak {
+        /// The rank.
+        rank: usize,
+        /// Where it was to listen.
+        address: String,
+    },
+
+    /// The connections to the other ranks are more files than this process may open. All ranks are told.
+    #[error(
+        "rank {rank}: a job of {world_size} ranks takes {needed} open files on this rank, at most {limit} are allowed (raise the hard limit of open files on its host: ulimit -Hn, or LimitNOFILE of the service that starts ranks)"
+    )]
+    TooFewFiles {
+        /// The rank.
+        rank: usize,
+        /// Ranks in the job.
+        world_size: usize,
+        /// Files that this rank needs.
+        needed: u64,
+        /// Files that it may open.
+        limit: u64,
+    },
+
     /// The rank is not below the world size.
     #[error("rank {rank} in a job of {world_size} (ranks are 0..{world_size})")]
     RankOutOfRange {

@@ -81,19 +81,11 @@ impl Framed {
             if let Some(reason) = &self.ended {
                 return Received::Ended(reason.clone());
             }
-            if let Some(length) = self.inbox.first_chunk::<4>() {
-                let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
-                if length > self.max_bytes {
-                    self.ended = Some(format!("it sent a message of {length} bytes"));
-                    continue;
-                }
-                if self.inbox.len() >= 4 + length {
-                    let message = postcard::from_bytes(&self.inbox[4..4 + length]);
-                    self.inbox.drain(..4 + length);
-                    match message {
-                        Ok(message) => return Received::Message(message),
-                        Err(error) => self.ended = Some(format!("its message is wrong: {error}")),
-                    }
+            match first_message(&mut self.inbox, self.max_bytes) {
+                Ok(Some(message)) => return Received::Message(message),
+                Ok(None) => {}
+                Err(reason) => {
+                    self.ended = Some(reason);
                     continue;
                 }
             }
@@ -106,4 +98,26 @@ impl Framed {
             }
         }
     }
+}
+
+/// Takes the first message out of `inbox`, once it is whole; an error if it is none.
+pub(super) fn first_message<T: DeserializeOwned>(
+    inbox: &mut Vec<u8>,
+    max_bytes: usize,
+) -> Result<Option<T>, String> {
+    let Some(length) = inbox.first_chunk::<4>() else {
+        return Ok(None);
+    };
+    let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
+    if length > max_bytes {
+        return Err(format!("it sent a message of {length} bytes"));
+    }
+    let Some(bytes) = inbox.get(4..4 + length) else {
+        return Ok(None);
+    };
+    let message = postcard::from_bytes(bytes);
+    inbox.drain(..4 + length);
+    message
+        .map(Some)
+        .map_err(|error| format!("its message is wrong: {error}"))
 }

@@ -1,16 +1,20 @@
-//! How two processes make sure that they belong to one job: the wire format, and the end that connects.
+//! How two processes make sure that they belong to one job: the wire format, the end that connects, and the
+//! accepting end apart from any connection.
 //!
 //! | # | from | bytes |
 //! |---|---|---|
-//! | 1 | guest | magic (8), version (2, little endian), nonce (32) |
-//! | 2 | host | magic, version; if the version is the same: nonce (32), proof (32) |
-//! | 3 | guest | length of the payload (2), payload, proof of both nonces and the payload (32) |
-//! | 4 | host | one byte: admitted |
+//! | 1 | connecting | magic (8), version (2, little endian), nonce (32) |
+//! | 2 | accepting | magic, version; if the version is the same: nonce (32) |
+//! | 3 | connecting | length of the payload (2), payload, proof of both nonces and the payload (32) |
+//! | 4 | accepting | one byte: refused, or admitted and a proof of the same (32) |
 //!
-//! A proof is an HMAC-SHA256 keyed by the job's token, which itself is never sent. It keeps strangers
-//! out; it does not encrypt, and does not help against one who can change what is under way.
+//! A proof is an HMAC-SHA256 keyed by the job's token, which itself is never sent. The connecting end proves
+//! first: a stranger who connects gets a nonce and nothing that a token could be tried on offline. One who
+//! listens in a rank's place, or reads what is under way, can do that, so tokens have a minimum strength beyond
+//! loopback (`placement/token.rs`). The handshake keeps strangers out; it does not encrypt, and does not help
+//! against one who can change what is under way.
 //!
-//! The other end is `door.rs`.
+//! The connections of the accepting end are in `acceptor.rs`.
 
 use std::{
     io::{self, Read, Write},
@@ -22,30 +26,31 @@ use rustix::event::PollFlags;
 
 use super::{
     error::RendezvousError,
-    secret::{Nonce, PROOF_BYTES, Secret, Side, nonce},
+    secret::{Nonce, PROOF_BYTES, Role, Secret, nonce},
 };
 use crate::sockets::{is_transient, prepare, slice, wait_for};
 
-pub(super) const MAGIC: [u8; 8] = *b"burnshrd";
-/// Of this handshake and of the messages after it.
-pub(super) const VERSION: u16 = 1;
-pub(super) const HEAD_BYTES: usize = 10;
-pub(super) const HELLO_BYTES: usize = HEAD_BYTES + 32;
-pub(super) const MAX_PAYLOAD_BYTES: usize = 1024;
-pub(super) const ADMITTED: u8 = 1;
+const MAGIC: [u8; 8] = *b"burnshrd";
+/// Version of this handshake and of the messages after it.
+pub(super) const VERSION: u16 = 2;
+const HEAD_BYTES: usize = 10;
+const HELLO_BYTES: usize = HEAD_BYTES + 32;
+const MAX_PAYLOAD_BYTES: usize = 1024;
+const REFUSED: u8 = 0;
+const ADMITTED: u8 = 1;
 
 /// How long the other end may take for each step of the handshake before it has proven anything.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-pub(super) fn head() -> [u8; HEAD_BYTES] {
+fn head() -> [u8; HEAD_BYTES] {
     let mut head = [0; HEAD_BYTES];
     head[..8].copy_from_slice(&MAGIC);
     head[8..].copy_from_slice(&VERSION.to_le_bytes());
     head
 }
 
-/// Bytes of a stranger, as they may be shown.
-pub(super) fn shown(bytes: &[u8]) -> String {
+/// The first bytes of a stranger, as they may be shown.
+fn shown(bytes: &[u8]) -> String {
     format!("\"{}\"", bytes[..bytes.len().min(16)].escape_ascii())
 }
 
@@ -96,25 +101,120 @@ pub(crate) fn offer(
     }
     let mut other: Nonce = [0; 32];
     read_exact(stream, &mut other, soon, watch)?;
-    let mut proof = [0; PROOF_BYTES];
-    read_exact(stream, &mut proof, soon, watch)?;
-    if !secret.verify(&proof, Side::Host, [&own, &other], &[]) {
-        return Err(Failed::Secret);
-    }
 
-    // From here on the other end is known, and may take its time: to come back while it may have
-    // admitted this end would look like another guest of the same name.
+    // From here on the other end may take its time: to come back while it may have admitted this end would
+    // look like another process of the same rank.
     let length = u16::try_from(payload.len()).expect("a payload should be short");
     let mut message = length.to_le_bytes().to_vec();
     message.extend_from_slice(payload);
-    message.extend_from_slice(&secret.prove(Side::Guest, [&own, &other], payload));
+    message.extend_from_slice(&secret.prove(Role::Connecting, [&own, &other], payload));
     write_all(stream, &message, until, watch)?;
-    let mut admitted = [0];
-    read_exact(stream, &mut admitted, until, watch)?;
-    if admitted != [ADMITTED] {
-        return Err(Failed::Stranger(shown(&admitted)));
+    let mut answer = [0];
+    read_exact(stream, &mut answer, until, watch)?;
+    match answer {
+        [ADMITTED] => {}
+        [REFUSED] => return Err(Failed::Secret),
+        _ => return Err(Failed::Stranger(shown(&answer))),
     }
-    Ok(())
+    let mut proof = [0; PROOF_BYTES];
+    read_exact(stream, &mut proof, until, watch)?;
+    if secret.verify(&proof, Role::Accepting, [&own, &other], payload) {
+        Ok(())
+    } else {
+        Err(Failed::Secret)
+    }
+}
+
+/// The accepting end of one handshake: bytes in, bytes out.
+pub(super) struct Accepting {
+    nonce: Nonce,
+    /// The nonce of the other end, once it has said hello.
+    hello: Option<Nonce>,
+    inbox: Vec<u8>,
+}
+
+impl Accepting {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            nonce: nonce()?,
+            hello: None,
+            inbox: Vec::new(),
+        })
+    }
+
+    /// How many more bytes of the other end are of interest now.
+    pub(super) fn wanted_bytes(&self) -> usize {
+        // One more than a whole message has, so that one that goes on is noticed.
+        let most = HELLO_BYTES + 2 + MAX_PAYLOAD_BYTES + PROOF_BYTES + 1;
+        most.saturating_sub(self.inbox.len())
+    }
+
+    /// Goes on with `bytes` of the other end, and adds what is to be sent to it to `answer`, also before an
+    /// error. Returns the payload once it has come with its proof; an error if the connection is to be dropped.
+    pub(super) fn advance(
+        &mut self,
+        bytes: &[u8],
+        secret: &Secret,
+        answer: &mut Vec<u8>,
+    ) -> Result<Option<Vec<u8>>, String> {
+        self.inbox.extend_from_slice(bytes);
+        let Some(other) = self.hello(answer)? else {
+            return Ok(None);
+        };
+        let Some(length) = self.inbox.first_chunk::<2>() else {
+            return Ok(None);
+        };
+        let length = usize::from(u16::from_le_bytes(*length));
+        if length > MAX_PAYLOAD_BYTES {
+            return Err(format!("its message has {length} bytes"));
+        }
+        let whole = 2 + length + PROOF_BYTES;
+        if self.inbox.len() > whole {
+            return Err("it goes on without having been admitted".to_owned());
+        }
+        if self.inbox.len() < whole {
+            return Ok(None);
+        }
+        let (payload, proof) = self.inbox[2..].split_at(length);
+        let nonces = [&other, &self.nonce];
+        if !secret.verify(proof, Role::Connecting, nonces, payload) {
+            // Tells it, so that it can say so on its side.
+            answer.push(REFUSED);
+            return Err("it has another token (BURN_SHARD_TOKEN)".to_owned());
+        }
+        answer.push(ADMITTED);
+        answer.extend_from_slice(&secret.prove(Role::Accepting, nonces, payload));
+        Ok(Some(payload.to_vec()))
+    }
+
+    /// The other end's nonce, once its hello has come whole; answers it then.
+    fn hello(&mut self, answer: &mut Vec<u8>) -> Result<Option<Nonce>, String> {
+        if self.hello.is_some() {
+            return Ok(self.hello);
+        }
+        let magic = self.inbox.len().min(MAGIC.len());
+        if self.inbox[..magic] != MAGIC[..magic] {
+            return Err(format!("it is not burn-shard: {}", shown(&self.inbox)));
+        }
+        if self.inbox.len() >= HEAD_BYTES {
+            let version = u16::from_le_bytes([self.inbox[8], self.inbox[9]]);
+            if version != VERSION {
+                // Tells it, so that it can say so on its side.
+                answer.extend_from_slice(&head());
+                return Err(format!("it speaks version {version}, not {VERSION}"));
+            }
+        }
+        let Some(hello) = self.inbox.first_chunk::<HELLO_BYTES>() else {
+            return Ok(None);
+        };
+        let mut other: Nonce = [0; 32];
+        other.copy_from_slice(&hello[HEAD_BYTES..]);
+        self.hello = Some(other);
+        self.inbox.drain(..HELLO_BYTES);
+        answer.extend_from_slice(&head());
+        answer.extend_from_slice(&self.nonce);
+        Ok(Some(other))
+    }
 }
 
 /// Reads the head, and tells a stranger by its first bytes, however few they are.

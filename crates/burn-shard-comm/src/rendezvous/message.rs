@@ -28,7 +28,7 @@ pub(super) struct Join {
     pub(super) listens: Option<SocketAddr>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     /// This rank is at the next barrier.
     Arrive,
@@ -51,7 +51,7 @@ pub(super) enum Request {
     Bye,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     /// All ranks have joined.
     Everyone {

@@ -8,28 +8,35 @@
 //! better ends at once: a port that something else holds, another token, another version.
 //!
 //! Strangers: whoever does not know the job's token gets no further than the handshake
-//! (`handshake.rs`), and cannot keep others from it (`door.rs`). Without a token only loopback is
-//! listened on, and other users of the host are trusted. Nothing is encrypted.
+//! (`handshake.rs`), and cannot keep others from it (`acceptor.rs`). Without a token that is hard to guess only
+//! loopback is listened on, and without any, other users of the host are trusted. Nothing is encrypted.
 //!
 //! | file | |
 //! |---|---|
 //! | `secret.rs`, `handshake.rs` | the proof of belonging to the job, and the end that connects |
-//! | `door.rs` | the end that listens |
+//! | `acceptor.rs` | the end that listens |
+//! | `limits.rs` | how many files a rank may open |
 //! | `names.rs` | addresses of a host |
 //! | `frame.rs`, `message.rs` | what is said afterwards |
 //! | `server.rs`, `store.rs` | the store, and a rank's end of it |
 
-mod door;
+mod acceptor;
 mod error;
 mod frame;
 mod handshake;
+mod limits;
 mod message;
 mod names;
+#[cfg(test)]
+mod properties;
 mod secret;
 mod server;
 mod store;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, fuzzing))]
+#[allow(unreachable_pub, reason = "public where it is fuzzed")]
+pub mod wire_checks;
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
@@ -41,13 +48,14 @@ pub use error::RendezvousError;
 pub use message::JobFault;
 pub use store::Store;
 
-pub(crate) use door::Door;
+pub(crate) use acceptor::Acceptor;
 pub(crate) use handshake::{Failed, offer};
 pub(crate) use secret::Secret;
 
 use crate::{local::DEFAULT_DEADLINE, placement::Placement, sockets::slice, time::after};
 use frame::Framed;
 use handshake::VERSION;
+use limits::TooFew;
 use message::{Join, MAX_REPLY_BYTES};
 use server::{FAILED_TIME, Server};
 
@@ -115,16 +123,45 @@ impl Rendezvous {
     /// # Errors
     ///
     /// Refuses to listen beyond loopback without being told to ([`RendezvousError::BindUnset`]) or without a
-    /// token ([`RendezvousError::TokenUnset`]), a rank out of range, and more than 32768 ranks.
+    /// token that is hard to guess ([`RendezvousError::TokenUnset`], [`RendezvousError::TokenWeak`]), a rank out of range, and more than 32768 ranks.
     ///
     /// Fails on this rank alone if it does not get to the store: its port is taken, nothing or something else
     /// listens there, or it has another token, version or job. The other ranks are told at their deadline that
-    /// this one is missing. Fails on all ranks, as [`RendezvousError::Job`], for every [`JobFault`].
+    /// this one is missing. Fails on all ranks, as [`RendezvousError::Job`], for every [`JobFault`], and if one may
+    /// not open enough files ([`RendezvousError::TooFewFiles`]).
     pub fn store(&self) -> Result<Store, RendezvousError> {
         let until = self.until();
+        self.reserve_files(0)?;
         let mut store = self.join(None, until)?;
         store.everyone(until)?;
         Ok(store)
+    }
+
+    /// Makes sure that this process may open its connections to the store, and `connections` to each of the other
+    /// ranks. If it may not, the other ranks, which would wait for it, are told.
+    pub(crate) fn reserve_files(&self, connections: usize) -> Result<(), RendezvousError> {
+        self.listen_ip()?;
+        let Placement {
+            rank, world_size, ..
+        } = self.placement;
+        // Rank 0 has both ends of its own connection.
+        let to_store = if rank == 0 { world_size + 1 } else { 1 };
+        let Err(TooFew { needed, limit }) =
+            limits::reserve(to_store + connections * (world_size - 1))
+        else {
+            return Ok(());
+        };
+        let error = RendezvousError::TooFewFiles {
+            rank,
+            world_size,
+            needed,
+            limit,
+        };
+        let soon = self.until().min(Instant::now() + CONNECT_TIME);
+        if let Ok(mut store) = self.join(None, soon) {
+            store.report(&error);
+        }
+        Err(error)
     }
 
     pub(crate) const fn placement(&self) -> &Placement {
@@ -136,7 +173,7 @@ impl Rendezvous {
     }
 
     pub(crate) fn secret(&self) -> Secret {
-        Secret::new(self.placement.token.as_deref())
+        Secret::new(self.placement.token.as_ref())
     }
 
     /// Where this rank listens; checks what can be checked before anything is sent.
@@ -176,13 +213,15 @@ impl Rendezvous {
                 return Err(RendezvousError::BindUnset { rank, master });
             }
         };
-        if !ip.is_loopback() && self.placement.token.is_none() {
-            return Err(RendezvousError::TokenUnset {
-                rank,
-                address: ip.to_string(),
-            });
+        if ip.is_loopback() {
+            return Ok(ip);
         }
-        Ok(ip)
+        let address = ip.to_string();
+        match &self.placement.token {
+            None => Err(RendezvousError::TokenUnset { rank, address }),
+            Some(token) if !token.is_strong() => Err(RendezvousError::TokenWeak { rank, address }),
+            Some(_) => Ok(ip),
+        }
     }
 
     /// Listens on `address`, and explains it if that is not possible.
@@ -237,8 +276,8 @@ impl Rendezvous {
             .local_addr()
             .map_err(system("listen for the other ranks"))?
             .port();
-        let ended = Door::new(listener, self.secret(), world_size)
-            .and_then(|door| Server::start(door, job_id.clone(), world_size))
+        let ended = Acceptor::new(listener, self.secret(), world_size)
+            .and_then(|acceptor| Server::start(acceptor, job_id.clone(), world_size))
             .map_err(system("start the store"))?;
         let own = SocketAddr::new(reachable(ip), port_of_store);
         let mut store = self.connect(&own.to_string(), &|| Ok(vec![own]), port, until)?;

@@ -5,16 +5,18 @@ use std::{fmt, io};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
+use crate::placement::Token;
+
 pub(super) const PROOF_BYTES: usize = 32;
 
 /// Never used twice, so that a proof cannot be replayed.
 pub(crate) type Nonce = [u8; 32];
 
-/// Whose proof it is: that of one end cannot be sent back as that of the other.
+/// The end that proves: the proof of one end cannot be sent back as that of the other.
 #[derive(Clone, Copy)]
-pub(super) enum Side {
-    Host,
-    Guest,
+pub(super) enum Role {
+    Connecting,
+    Accepting,
 }
 
 /// A key, of which the token or a session cannot be read.
@@ -23,9 +25,9 @@ pub(crate) struct Secret([u8; 32]);
 
 impl Secret {
     /// The secret of a job with this token; without one, a secret that everybody knows.
-    pub(crate) fn new(token: Option<&str>) -> Self {
+    pub(crate) fn new(token: Option<&Token>) -> Self {
         let mut mac = keyed(b"burn-shard token 1");
-        mac.update(token.unwrap_or_default().as_bytes());
+        mac.update(token.map_or(&[], Token::as_bytes));
         Self(mac.finalize().into_bytes().into())
     }
 
@@ -37,31 +39,31 @@ impl Secret {
         Self(mac.finalize().into_bytes().into())
     }
 
-    /// Shows that `side` knows the secret and means `payload`, in a conversation with these nonces.
-    pub(super) fn prove(&self, side: Side, nonces: [&Nonce; 2], payload: &[u8]) -> [u8; 32] {
-        self.mac(side, nonces, payload)
+    /// Shows that the end `role` knows the secret and means `payload`, in a conversation with these nonces.
+    pub(super) fn prove(&self, role: Role, nonces: [&Nonce; 2], payload: &[u8]) -> [u8; 32] {
+        self.mac(role, nonces, payload)
             .finalize()
             .into_bytes()
             .into()
     }
 
-    /// Whether `proof` is what [`Secret::prove`] returns; takes as long whatever is wrong.
+    /// Whether `proof` is what [`Secret::prove`] returns; takes the same time whatever is wrong.
     pub(super) fn verify(
         &self,
         proof: &[u8],
-        side: Side,
+        role: Role,
         nonces: [&Nonce; 2],
         payload: &[u8],
     ) -> bool {
-        self.mac(side, nonces, payload).verify_slice(proof).is_ok()
+        self.mac(role, nonces, payload).verify_slice(proof).is_ok()
     }
 
-    fn mac(&self, side: Side, nonces: [&Nonce; 2], payload: &[u8]) -> Hmac<Sha256> {
+    fn mac(&self, role: Role, nonces: [&Nonce; 2], payload: &[u8]) -> Hmac<Sha256> {
         let mut mac = keyed(&self.0);
         // All but the last have a fixed length, so that no two lists give the same bytes.
-        mac.update(match side {
-            Side::Host => b"host ",
-            Side::Guest => b"guest",
+        mac.update(match role {
+            Role::Connecting => b"connecting",
+            Role::Accepting => b"accepting ",
         });
         mac.update(nonces[0]);
         mac.update(nonces[1]);

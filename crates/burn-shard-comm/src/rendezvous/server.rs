@@ -16,7 +16,7 @@ use std::{
 };
 
 use super::{
-    door::{Door, Guest},
+    acceptor::{Acceptor, Admitted},
     frame::{Framed, Received},
     message::{JobFault, Join, MAX_REQUEST_BYTES, MAX_TEXT_BYTES, Reply, Request},
     secret::{Nonce, nonce},
@@ -34,7 +34,7 @@ pub(super) struct Server {
     world_size: usize,
     job_id: String,
     session: Nonce,
-    door: Door,
+    acceptor: Acceptor,
     members: Vec<Option<Member>>,
     /// Ranks that have said they need the store no more.
     done: Vec<bool>,
@@ -61,7 +61,7 @@ impl Server {
     /// Starts the thread; it ends when all ranks have left, or some time after a failure. The flag is set
     /// when it has.
     pub(super) fn start(
-        door: Door,
+        acceptor: Acceptor,
         job_id: String,
         world_size: usize,
     ) -> io::Result<Arc<AtomicBool>> {
@@ -69,7 +69,7 @@ impl Server {
             world_size,
             job_id,
             session: nonce()?,
-            door,
+            acceptor,
             members: (0..world_size).map(|_| None).collect(),
             done: vec![false; world_size],
             everyone: false,
@@ -94,7 +94,7 @@ impl Server {
     fn run(&mut self) {
         while !self.over() {
             let mut fds = Vec::new();
-            self.door.poll_fds(&mut fds);
+            self.acceptor.poll_fds(&mut fds);
             let members = self.members.iter().flatten().map(|member| &member.link);
             let leaving = self.leaving.iter().map(|(link, _)| link);
             fds.extend(members.chain(leaving).map(Framed::poll_fd));
@@ -102,8 +102,8 @@ impl Server {
                 log::warn!("the rendezvous cannot wait for connections: {error}");
                 thread::sleep(Duration::from_millis(100));
             }
-            for guest in self.door.serve() {
-                self.admit(guest);
+            for admitted in self.acceptor.serve() {
+                self.admit(admitted);
             }
             for rank in 0..self.world_size {
                 self.serve(rank);
@@ -126,21 +126,23 @@ impl Server {
         }
     }
 
-    fn admit(&mut self, guest: Guest) {
-        let Guest {
+    fn admit(&mut self, admitted: Admitted) {
+        let Admitted {
             stream,
             from,
             payload,
-        } = guest;
+        } = admitted;
         let Ok(join) = postcard::from_bytes::<Join>(&payload) else {
-            return self.door.refuse(from, "its message is not for the store");
+            return self
+                .acceptor
+                .refuse(from, "its message is not for the store");
         };
         let mut link = Framed::new(stream, MAX_REQUEST_BYTES);
         let rank = join.rank;
         if join.job_id != self.job_id {
             let expected = self.job_id.clone();
             let reason = format!("it belongs to job \"{}\"", join.job_id);
-            self.door.refuse(from, &reason);
+            self.acceptor.refuse(from, &reason);
             let found = join.job_id;
             link.send(&Reply::Fault(JobFault::OtherJob { expected, found }));
             return self.leaving.push((link, Instant::now()));
@@ -236,7 +238,7 @@ impl Server {
                         waiting: rank,
                         waited,
                         missing,
-                        refused: self.door.refusals(),
+                        refused: self.acceptor.refusals(),
                     });
                 }
             }

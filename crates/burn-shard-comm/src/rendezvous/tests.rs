@@ -1,7 +1,7 @@
 //! Ranks that misbehave after they were let in, which takes what is private here.
 
 use super::*;
-use crate::placement::Rule;
+use crate::placement::{Launcher, Token};
 
 fn rendezvous(rank: usize, port: u16) -> Rendezvous {
     Rendezvous::new(Placement {
@@ -12,8 +12,8 @@ fn rendezvous(rank: usize, port: u16) -> Rendezvous {
         master_addr: "127.0.0.1".to_owned(),
         master_port: port,
         job_id: String::new(),
-        token: Some("secret".to_owned()),
-        rule: Rule::Torchrun,
+        token: Some(Token::new("secret").unwrap()),
+        launcher: Launcher::Torchrun,
     })
     .deadline(Duration::from_secs(60))
 }

@@ -12,9 +12,15 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{TcpTransport, peer::Peer};
+use super::{
+    TcpTransport,
+    peer::Peer,
+    record::{Ending, record},
+};
 use crate::{
-    rendezvous::{Door, Failed, Rendezvous, RendezvousError, Secret, Store, dial, explain, offer},
+    rendezvous::{
+        Acceptor, Failed, Rendezvous, RendezvousError, Secret, Store, dial, explain, offer,
+    },
     sockets::{slice, wait},
 };
 
@@ -43,6 +49,7 @@ impl Rendezvous {
     pub fn tcp(&self) -> Result<TcpTransport, RendezvousError> {
         let until = self.until();
         let rank = self.placement().rank;
+        self.reserve_files(2)?;
         let listener = self.listen(SocketAddr::new(self.listen_ip()?, 0))?;
         let address = listener
             .local_addr()
@@ -62,6 +69,7 @@ impl Rendezvous {
                 Ok(transport)
             }
             Err(error) => {
+                record(Ending::Failed);
                 store.report(&error);
                 Err(error)
             }
@@ -89,15 +97,15 @@ impl Mesh {
         listens: &[Option<SocketAddr>],
     ) -> Result<TcpTransport, RendezvousError> {
         let world_size = listens.len();
-        let door = Door::new(listener, self.secret.clone(), 2 * world_size);
-        let door = door.map_err(|error| system(self.rank, &error))?;
+        let acceptor = Acceptor::new(listener, self.secret.clone(), 2 * world_size);
+        let acceptor = acceptor.map_err(|error| system(self.rank, &error))?;
         let mut pairs: Vec<Pair> = (0..world_size).map(|_| [None, None]).collect();
         for (peer, pair) in pairs.iter_mut().enumerate().take(self.rank) {
             for channel in [Channel::Data, Channel::Control] {
                 pair[channel as usize] = Some(self.call(store, peer, channel, listens[peer])?);
             }
         }
-        self.answer(store, door, &mut pairs)?;
+        self.answer(store, acceptor, &mut pairs)?;
         let peers: io::Result<Vec<Option<Peer>>> = pairs
             .into_iter()
             .enumerate()
@@ -163,18 +171,18 @@ impl Mesh {
     fn answer(
         &self,
         store: &mut Store,
-        mut door: Door,
+        mut acceptor: Acceptor,
         pairs: &mut [Pair],
     ) -> Result<(), RendezvousError> {
         loop {
-            for guest in door.serve() {
-                let slot = postcard::from_bytes::<Call>(&guest.payload)
+            for admitted in acceptor.serve() {
+                let slot = postcard::from_bytes::<Call>(&admitted.payload)
                     .ok()
                     .filter(|call| call.to == self.rank && call.from > self.rank)
                     .and_then(|call| pairs.get_mut(call.from)?.get_mut(call.channel as usize));
                 match slot {
-                    Some(slot @ None) => *slot = Some(guest.stream),
-                    _ => door.refuse(guest.from, "it is connected already, or not to be"),
+                    Some(slot @ None) => *slot = Some(admitted.stream),
+                    _ => acceptor.refuse(admitted.from, "it is connected already, or not to be"),
                 }
             }
             let above = pairs.iter().enumerate().skip(self.rank + 1);
@@ -193,7 +201,7 @@ impl Mesh {
                 });
             };
             let mut fds = vec![store.poll_fd()];
-            door.poll_fds(&mut fds);
+            acceptor.poll_fds(&mut fds);
             wait(&mut fds, slice).map_err(|error| system(self.rank, &error))?;
         }
     }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn_shard_comm::{Placement, Rendezvous, Rule};
+use burn_shard_comm::{Launcher, Placement, Rendezvous, Token};
 
 /// Long enough never to be met by accident; no test waits for it.
 pub(crate) const LONG: Duration = Duration::from_secs(90);
@@ -35,8 +35,8 @@ pub(crate) fn placement(rank: usize, world_size: usize, port: u16) -> Placement 
         master_addr: "127.0.0.1".to_owned(),
         master_port: port,
         job_id: "job".to_owned(),
-        token: Some("secret".to_owned()),
-        rule: Rule::Torchrun,
+        token: Some(Token::new(TOKEN).unwrap()),
+        launcher: Launcher::Torchrun,
     }
 }
 
@@ -77,7 +77,12 @@ impl Hold {
     }
 }
 
-/// How a member of a job begins; 1 is our version.
+/// A token that may be used beyond loopback.
+pub(crate) const TOKEN: &str = "a secret of 30 different bytes";
+/// The version of the handshake.
+pub(crate) const VERSION: u16 = 2;
+
+/// How a member of a job begins, in some version.
 pub(crate) fn hello(version: u16) -> Vec<u8> {
     let mut hello = b"burnshrd".to_vec();
     hello.extend_from_slice(&version.to_le_bytes());

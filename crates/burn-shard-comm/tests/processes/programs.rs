@@ -14,15 +14,33 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn_shard_comm::{Error, JobFault, RendezvousError};
+use burn_shard_comm::{Error, JobFault, ProcessGroup, ReduceOp, RendezvousError};
 
 use crate::processes::free_port;
 
 /// Makes a process of this program one rank.
 const AS_RANK: &str = "BURN_SHARD_TEST_AS_RANK";
 
+/// Makes a process of this program call `from_env_or_spawn` with this many threads.
+pub(crate) const OR_SPAWN: &str = "BURN_SHARD_TEST_OR_SPAWN";
+
 /// A rank, if this process was started as one; otherwise a test of one.
 pub(crate) fn this_program_can_be_a_rank() {
+    if let Some(threads) = std::env::var_os(OR_SPAWN) {
+        let threads: usize = threads.to_str().unwrap().parse().unwrap();
+        let sums = ProcessGroup::from_env_or_spawn(threads, |group| {
+            let mut sum = [group.rank() as u64 + 1];
+            group.all_reduce(&mut sum, ReduceOp::Sum).map(|()| sum[0])
+        });
+        match sums {
+            Ok(sums) => println!(
+                "\nsums: {:?}",
+                sums.into_iter().map(Result::unwrap).collect::<Vec<_>>()
+            ),
+            Err(error) => println!("\nfailed: {error}"),
+        }
+        std::process::exit(0);
+    }
     if std::env::var_os(AS_RANK).is_some() {
         let number = |name| std::env::var(name).unwrap().parse().unwrap();
         match rank_loop::run(number("ROUNDS"), number("NUMEL")) {

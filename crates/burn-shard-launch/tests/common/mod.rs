@@ -66,6 +66,7 @@ impl Job {
             "BURN_SHARD_TOKEN",
             "BURN_SHARD_JOB_ID",
             "BURN_SHARD_BIND",
+            "BURN_SHARD_ERROR_FILE",
             "RAYON_NUM_THREADS",
         ] {
             command.env_remove(inherited);

@@ -1,4 +1,4 @@
-//! A listener that lets in only those who know the secret, and is not impressed by others.
+//! A listener that admits only processes that know the secret, and that others cannot hold up.
 //!
 //! No connection is waited for: whatever the pending ones do, those that are ready are served. There
 //! are at most so many pending at a time, each has a few seconds, and the oldest makes room for a new
@@ -15,10 +15,8 @@ use std::{
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
-    handshake::{
-        ADMITTED, HEAD_BYTES, HELLO_BYTES, MAGIC, MAX_PAYLOAD_BYTES, PATIENCE, VERSION, head, shown,
-    },
-    secret::{Nonce, PROOF_BYTES, Secret, Side, nonce},
+    handshake::{Accepting, PATIENCE},
+    secret::Secret,
 };
 use crate::sockets::{is_transient, prepare};
 
@@ -29,7 +27,7 @@ const REMEMBERED: usize = 4;
 /// Connections accepted before the pending ones are looked at again.
 const ACCEPTED_AT_ONCE: usize = 64;
 
-pub(crate) struct Door {
+pub(crate) struct Acceptor {
     listener: TcpListener,
     secret: Secret,
     capacity: usize,
@@ -38,8 +36,8 @@ pub(crate) struct Door {
     last_refused: VecDeque<String>,
 }
 
-/// One that knows the secret.
-pub(crate) struct Guest {
+/// A connection to a process that knows the secret.
+pub(crate) struct Admitted {
     pub(crate) stream: TcpStream,
     pub(crate) from: SocketAddr,
     pub(crate) payload: Vec<u8>,
@@ -49,13 +47,10 @@ struct Pending {
     stream: TcpStream,
     from: SocketAddr,
     since: Instant,
-    /// This end's and, once it has said hello, the other's.
-    nonce: Nonce,
-    hello: Option<Nonce>,
-    inbox: Vec<u8>,
+    handshake: Accepting,
 }
 
-impl Door {
+impl Acceptor {
     pub(crate) fn new(
         listener: TcpListener,
         secret: Secret,
@@ -72,7 +67,7 @@ impl Door {
         })
     }
 
-    /// What to wait for before [`Door::serve`].
+    /// What to wait for before [`Acceptor::serve`].
     pub(crate) fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         fds.push(PollFd::new(&self.listener, PollFlags::IN));
         fds.extend(
@@ -82,13 +77,13 @@ impl Door {
         );
     }
 
-    /// Goes on with what is ready, and returns those that have come in. Never waits.
-    pub(crate) fn serve(&mut self) -> Vec<Guest> {
+    /// Goes on with what is ready, and returns the connections that were admitted. Never waits.
+    pub(crate) fn serve(&mut self) -> Vec<Admitted> {
         self.accept();
-        let mut guests = Vec::new();
+        let mut admitted = Vec::new();
         for mut pending in std::mem::take(&mut self.pending) {
             match pending.step(&self.secret) {
-                Ok(Some(payload)) => guests.push(Guest {
+                Ok(Some(payload)) => admitted.push(Admitted {
                     stream: pending.stream,
                     from: pending.from,
                     payload,
@@ -98,7 +93,7 @@ impl Door {
                 Err(reason) => self.refuse(pending.from, &reason),
             }
         }
-        guests
+        admitted
     }
 
     /// Remembers for error messages that a connection was refused.
@@ -111,7 +106,7 @@ impl Door {
         self.last_refused.push_back(format!("{from}: {reason}"));
     }
 
-    /// What [`Door::refuse`] was told; empty if nothing.
+    /// What [`Acceptor::refuse`] was told; empty if nothing.
     pub(crate) fn refusals(&self) -> String {
         if self.refused == 0 {
             return String::new();
@@ -133,14 +128,12 @@ impl Door {
                     {
                         self.refuse(oldest.from, "too many connections at once");
                     }
-                    match (prepare(&stream), nonce()) {
-                        (Ok(()), Ok(nonce)) => self.pending.push_back(Pending {
+                    match (prepare(&stream), Accepting::new()) {
+                        (Ok(()), Ok(handshake)) => self.pending.push_back(Pending {
                             stream,
                             from,
                             since: Instant::now(),
-                            nonce,
-                            hello: None,
-                            inbox: Vec::new(),
+                            handshake,
                         }),
                         (Err(error), _) | (_, Err(error)) => self.refuse(from, &error.to_string()),
                     }
@@ -162,77 +155,40 @@ impl Door {
 impl Pending {
     /// The payload, once it has come with its proof; an error if the connection is to be dropped.
     fn step(&mut self, secret: &Secret) -> Result<Option<Vec<u8>>, String> {
-        let ended = self.read()?;
-        if self.hello.is_none() {
-            let magic = self.inbox.len().min(MAGIC.len());
-            if self.inbox[..magic] != MAGIC[..magic] {
-                return Err(format!("it is not burn-shard: {}", shown(&self.inbox)));
-            }
-            if self.inbox.len() >= HEAD_BYTES {
-                let version = u16::from_le_bytes([self.inbox[8], self.inbox[9]]);
-                if version != VERSION {
-                    // Tells it, so that it can say so on its side.
-                    self.write(&head())?;
-                    return Err(format!("it speaks version {version}, not {VERSION}"));
-                }
-            }
-            if let Some(hello) = self.inbox.first_chunk::<HELLO_BYTES>() {
-                let mut other: Nonce = [0; 32];
-                other.copy_from_slice(&hello[HEAD_BYTES..]);
-                self.hello = Some(other);
-                self.inbox.drain(..HELLO_BYTES);
-                let proof = secret.prove(Side::Host, [&other, &self.nonce], &[]);
-                let mut challenge = head().to_vec();
-                challenge.extend_from_slice(&self.nonce);
-                challenge.extend_from_slice(&proof);
-                self.write(&challenge)?;
-            }
-        }
-        if let Some(other) = self.hello
-            && let Some(length) = self.inbox.first_chunk::<2>()
-        {
-            let length = usize::from(u16::from_le_bytes(*length));
-            if length > MAX_PAYLOAD_BYTES {
-                return Err(format!("its message has {length} bytes"));
-            }
-            let whole = 2 + length + PROOF_BYTES;
-            if self.inbox.len() > whole {
-                return Err("it goes on without having been admitted".to_owned());
-            }
-            if self.inbox.len() == whole {
-                let (payload, proof) = self.inbox[2..].split_at(length);
-                let nonces = [&other, &self.nonce];
-                if !secret.verify(proof, Side::Guest, nonces, payload) {
-                    return Err("it has another token (BURN_SHARD_TOKEN)".to_owned());
-                }
-                let payload = payload.to_vec();
-                self.write(&[ADMITTED])?;
-                return Ok(Some(payload));
-            }
-        }
-        match (ended, self.hello) {
-            (false, _) => Ok(None),
-            (true, None) => Err("it left in the middle of the handshake".to_owned()),
-            (true, Some(_)) => Err("it left when it saw our proof (another token?)".to_owned()),
+        let (bytes, has_ended) = self.read()?;
+        let mut answer = Vec::new();
+        let result = self.handshake.advance(&bytes, secret, &mut answer);
+        let written = self.write(&answer);
+        match result {
+            Ok(None) if has_ended => Err("it left in the middle of the handshake".to_owned()),
+            Ok(payload) => written.map(|()| payload),
+            Err(reason) => Err(reason),
         }
     }
 
-    /// Reads what is there; whether the connection has ended.
-    fn read(&mut self) -> Result<bool, String> {
+    /// Reads what is there; and whether the connection has ended.
+    fn read(&mut self) -> Result<(Vec<u8>, bool), String> {
+        let mut bytes = Vec::new();
         let mut buffer = [0; 512];
-        while self.inbox.len() <= HELLO_BYTES + MAX_PAYLOAD_BYTES + PROOF_BYTES + 2 {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => return Ok(true),
-                Ok(count) => self.inbox.extend_from_slice(&buffer[..count]),
-                Err(error) if is_transient(&error) => return Ok(false),
+        loop {
+            let wanted = self.handshake.wanted_bytes().saturating_sub(bytes.len());
+            if wanted == 0 {
+                return Ok((bytes, false));
+            }
+            match self.stream.read(&mut buffer[..wanted.min(512)]) {
+                Ok(0) => return Ok((bytes, true)),
+                Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+                Err(error) if is_transient(&error) => return Ok((bytes, false)),
                 Err(error) => return Err(error.to_string()),
             }
         }
-        Ok(false)
     }
 
-    /// Fits any buffer of the system, unless the other end plays tricks.
+    /// Sends an answer, which fits any buffer of the system unless the other end plays tricks.
     fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
         match self.stream.write(bytes) {
             Ok(count) if count == bytes.len() => Ok(()),
             Ok(_) => Err("it does not read".to_owned()),

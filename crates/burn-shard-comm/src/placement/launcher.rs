@@ -1,10 +1,11 @@
-//! Families of variables: what each launcher calls what.
+//! Launchers, and the names of the variables by which each tells a process its place.
 
 use std::fmt;
 
-/// Whose variables a [`Placement`](super::Placement) was read from.
+/// A launcher whose variables are understood.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Rule {
+pub enum Launcher {
     /// `RANK`, `WORLD_SIZE`, ...: torchrun, and `burn-shard launch`.
     Torchrun,
     /// `SLURM_PROCID`, `SLURM_NTASKS`, ...: srun.
@@ -15,8 +16,8 @@ pub enum Rule {
     Pmi,
 }
 
-impl Rule {
-    /// Every family, the one that wins first.
+impl Launcher {
+    /// Every launcher, the one that wins first.
     pub(super) const ALL: [Self; 4] = [Self::Torchrun, Self::OpenMpi, Self::Pmi, Self::Slurm];
 
     /// The name used in messages.
@@ -78,7 +79,7 @@ impl Rule {
     }
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for Launcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }

@@ -13,16 +13,18 @@
 //! A family that is half there is an error, unless one before it in this list is complete.
 
 mod error;
-mod rule;
+mod launcher;
 mod slurm;
+mod token;
 
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::{ffi::OsString, net::IpAddr, str::FromStr};
 
 pub use error::PlacementError;
-pub use rule::Rule;
+pub use launcher::Launcher;
+pub use token::Token;
 
 /// Where one process stands in its job.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Number of this process, below `world_size`.
     pub rank: usize,
@@ -40,13 +42,13 @@ pub struct Placement {
     pub master_port: u16,
     /// Name of the job, the same on all ranks; empty if unknown.
     pub job_id: String,
-    /// `BURN_SHARD_TOKEN`, the shared secret of the job. Not shown by `Debug`.
-    pub token: Option<String>,
-    /// Which family of variables won.
-    pub rule: Rule,
+    /// `BURN_SHARD_TOKEN`, the shared secret of the job.
+    pub token: Option<Token>,
+    /// The launcher whose variables won.
+    pub launcher: Launcher,
 }
 
-/// What [`Placement::explain`] shows, besides what the families name themselves.
+/// Variables that [`Placement::explain`] shows, besides those of [`Launcher`].
 const OTHERS: [&str; 14] = [
     "SLURM_NODEID",
     "SLURM_STEP_TASKS_PER_NODE",
@@ -63,7 +65,7 @@ const OTHERS: [&str; 14] = [
     "BURN_SHARD_JOB_ID",
     TOKEN,
 ];
-const TOKEN: &str = "BURN_SHARD_TOKEN";
+const TOKEN: &str = token::VARIABLE;
 /// Set by torchrun itself, and not by others that set torchrun's variables.
 const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 const LOOPBACK: &str = "127.0.0.1";
@@ -77,7 +79,7 @@ impl Placement {
     ///
     /// As [`Placement::from_vars`].
     pub fn from_env() -> Result<Option<Self>, PlacementError> {
-        let vars = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into());
+        let vars = |name: &str| std::env::var_os(name);
         log::info!("{}", Self::explain(vars));
         Self::from_vars(vars)
     }
@@ -88,15 +90,19 @@ impl Placement {
     ///
     /// When a family is half there, when values are no numbers or contradict each other, or when
     /// rank 0 cannot be found: no `MASTER_ADDR` or `MASTER_PORT`, and nothing to derive them from.
-    pub fn from_vars(
-        vars: impl Fn(&str) -> Option<String>,
+    pub fn from_vars<V: Into<OsString>>(
+        vars: impl Fn(&str) -> Option<V>,
     ) -> Result<Option<Self>, PlacementError> {
-        let vars = Vars(&vars);
+        let vars = |name: &str| vars(name).map(Into::into);
+        Self::read(Vars(&vars))
+    }
+
+    fn read(vars: Vars<'_>) -> Result<Option<Self>, PlacementError> {
         let Some(standing) = winner(vars)? else {
             return Ok(None);
         };
         let Standing {
-            rule,
+            launcher,
             rank,
             world_size,
         } = standing;
@@ -105,10 +111,14 @@ impl Placement {
         let one_host = local_world_size == Some(world_size);
         let master_addr = match vars.text("MASTER_ADDR")? {
             Some(address) => address,
-            None if one_host && rule != Rule::Torchrun || world_size == 1 => LOOPBACK.to_owned(),
-            None if rule == Rule::Torchrun => return Err(half(vars, rule, "MASTER_ADDR")),
+            None if one_host && launcher != Launcher::Torchrun || world_size == 1 => {
+                LOOPBACK.to_owned()
+            }
+            None if launcher == Launcher::Torchrun => {
+                return Err(half(vars, launcher, "MASTER_ADDR"));
+            }
             None => slurm::first_host(vars)?.ok_or(PlacementError::NoMaster {
-                rule,
+                launcher,
                 rank,
                 world_size,
             })?,
@@ -123,23 +133,27 @@ impl Placement {
             }
             // torchrun's own store listens there.
             Some(port)
-                if rule == Rule::Torchrun && vars.text(AGENT_STORE)?.as_deref() == Some("True") =>
+                if launcher == Launcher::Torchrun
+                    && vars.text(AGENT_STORE)?.as_deref() == Some("True") =>
             {
                 port.checked_add(1).unwrap_or(port - 1)
             }
             Some(port) => port,
             None if world_size == 1 => 0,
-            None if rule == Rule::Torchrun => return Err(half(vars, rule, "MASTER_PORT")),
+            None if launcher == Launcher::Torchrun => {
+                return Err(half(vars, launcher, "MASTER_PORT"));
+            }
             None if job_id.is_empty() => {
                 return Err(PlacementError::NoPort {
-                    rule,
+                    launcher,
                     rank,
                     world_size,
                 });
             }
             None => derived_port(&job_id),
         };
-        let token = vars.text(TOKEN)?;
+        let token = (vars.0)(TOKEN).map(|token| Token::new(token.into_encoded_bytes()));
+        let token = token.transpose()?;
         Ok(Some(Self {
             rank,
             world_size,
@@ -149,30 +163,31 @@ impl Placement {
             master_port,
             job_id,
             token,
-            rule,
+            launcher,
         }))
     }
 
-    /// A table of what was found and which rule won, for the log. The token is not in it.
-    pub fn explain(vars: impl Fn(&str) -> Option<String>) -> String {
+    /// A table of what was found and which launcher won, for the log. The token is not in it.
+    pub fn explain<V: Into<OsString>>(vars: impl Fn(&str) -> Option<V>) -> String {
+        let vars = |name: &str| vars(name).map(Into::into);
         let mut lines = Vec::new();
-        match Self::from_vars(&vars) {
+        match Self::read(Vars(&vars)) {
             Ok(Some(placement)) => {
                 let Self {
-                    rule,
+                    launcher,
                     rank,
                     world_size,
                     ..
                 } = placement;
                 lines.push(format!(
-                    "placement: {rule}'s variables say rank {rank} of {world_size}"
+                    "placement: {launcher}'s variables say rank {rank} of {world_size}"
                 ));
-                for other in Rule::ALL.into_iter().filter(|&other| other != rule) {
+                for other in Launcher::ALL.into_iter().filter(|&other| other != launcher) {
                     match standing(Vars(&vars), other) {
                         Ok(Some(found)) if found.rank == rank && found.world_size == world_size => {
                         }
                         Ok(Some(found)) => lines.push(format!(
-                            "  {other} says rank {} of {}: {rule} wins, as the inner launcher",
+                            "  {other} says rank {} of {}: {launcher} wins, as the inner launcher",
                             found.rank, found.world_size
                         )),
                         Ok(None) => {}
@@ -184,13 +199,15 @@ impl Placement {
             Ok(None) => lines.push("placement: no launcher's variables are set".to_owned()),
             Err(error) => lines.push(format!("placement: {error}")),
         }
-        let families = Rule::ALL.into_iter().flat_map(|rule| {
+        let families = Launcher::ALL.into_iter().flat_map(|launcher| {
             let fixed = [
-                rule.rank_variable(),
-                rule.world_size_variable(),
-                rule.local_rank_variable(),
+                launcher.rank_variable(),
+                launcher.world_size_variable(),
+                launcher.local_rank_variable(),
             ];
-            fixed.into_iter().chain(rule.local_world_size_variable())
+            fixed
+                .into_iter()
+                .chain(launcher.local_world_size_variable())
         });
         for name in families.chain(OTHERS) {
             if let Some(value) = vars(name) {
@@ -216,31 +233,19 @@ impl Placement {
     }
 }
 
-impl fmt::Debug for Placement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Placement")
-            .field("rank", &self.rank)
-            .field("world_size", &self.world_size)
-            .field("local_rank", &self.local_rank)
-            .field("local_world_size", &self.local_world_size)
-            .field("master_addr", &self.master_addr)
-            .field("master_port", &self.master_port)
-            .field("job_id", &self.job_id)
-            .field("token", &self.token.as_ref().map(|_| "..."))
-            .field("rule", &self.rule)
-            .finish()
-    }
-}
-
 /// The environment, or what a test takes for it.
 #[derive(Clone, Copy)]
-struct Vars<'a>(&'a dyn Fn(&str) -> Option<String>);
+struct Vars<'a>(&'a dyn Fn(&str) -> Option<OsString>);
 
 impl Vars<'_> {
     fn text(self, variable: &'static str) -> Result<Option<String>, PlacementError> {
-        match (self.0)(variable) {
-            Some(value) if value.trim().is_empty() => Err(PlacementError::Empty { variable }),
-            value => Ok(value),
+        let Some(value) = (self.0)(variable) else {
+            return Ok(None);
+        };
+        match value.into_string() {
+            Ok(value) if value.trim().is_empty() => Err(PlacementError::Empty { variable }),
+            Ok(value) => Ok(Some(value)),
+            Err(value) => Err(PlacementError::NotUnicode { variable, value }),
         }
     }
 
@@ -267,22 +272,22 @@ impl Vars<'_> {
 /// What one family says.
 #[derive(Clone, Copy)]
 struct Standing {
-    rule: Rule,
+    launcher: Launcher,
     rank: usize,
     world_size: usize,
 }
 
 fn winner(vars: Vars<'_>) -> Result<Option<Standing>, PlacementError> {
-    for rule in [Rule::Torchrun, Rule::OpenMpi] {
-        if let Some(standing) = standing(vars, rule)? {
+    for launcher in [Launcher::Torchrun, Launcher::OpenMpi] {
+        if let Some(standing) = standing(vars, launcher)? {
             return Ok(Some(standing));
         }
     }
-    let Some(pmi) = standing(vars, Rule::Pmi)? else {
-        return standing(vars, Rule::Slurm);
+    let Some(pmi) = standing(vars, Launcher::Pmi)? else {
+        return standing(vars, Launcher::Slurm);
     };
     // Half of SLURM's variables is what `salloc` gives; a Hydra started there is complete.
-    match standing(vars, Rule::Slurm) {
+    match standing(vars, Launcher::Slurm) {
         Ok(Some(slurm)) if slurm.rank == pmi.rank && slurm.world_size == pmi.world_size => {
             Ok(Some(slurm))
         }
@@ -290,18 +295,19 @@ fn winner(vars: Vars<'_>) -> Result<Option<Standing>, PlacementError> {
     }
 }
 
-fn standing(vars: Vars<'_>, rule: Rule) -> Result<Option<Standing>, PlacementError> {
-    let (rank_variable, world_size_variable) = (rule.rank_variable(), rule.world_size_variable());
+fn standing(vars: Vars<'_>, launcher: Launcher) -> Result<Option<Standing>, PlacementError> {
+    let (rank_variable, world_size_variable) =
+        (launcher.rank_variable(), launcher.world_size_variable());
     let rank = vars.number::<usize>(rank_variable)?;
     let world_size = vars.number::<usize>(world_size_variable)?;
     match (rank, world_size) {
         (None, None) => Ok(None),
-        (Some(_), None) => Err(half(vars, rule, world_size_variable)),
-        (None, Some(_)) => Err(half(vars, rule, rank_variable)),
+        (Some(_), None) => Err(half(vars, launcher, world_size_variable)),
+        (None, Some(_)) => Err(half(vars, launcher, rank_variable)),
         (Some(rank), Some(world_size)) => {
             below(rank_variable, rank, world_size_variable, world_size)?;
             Ok(Some(Standing {
-                rule,
+                launcher,
                 rank,
                 world_size,
             }))
@@ -312,17 +318,24 @@ fn standing(vars: Vars<'_>, rule: Rule) -> Result<Option<Standing>, PlacementErr
 fn local(
     vars: Vars<'_>,
     Standing {
-        rule, world_size, ..
+        launcher,
+        world_size,
+        ..
     }: Standing,
 ) -> Result<(usize, Option<usize>), PlacementError> {
-    let variable = rule.local_rank_variable();
+    let variable = launcher.local_rank_variable();
     let local_rank = match vars.number(variable)? {
         Some(local_rank) => local_rank,
         None if world_size == 1 => 0,
-        None => return Err(half(vars, rule, variable)),
+        None => return Err(half(vars, launcher, variable)),
     };
-    below(variable, local_rank, rule.world_size_variable(), world_size)?;
-    let (from, local_world_size) = match rule.local_world_size_variable() {
+    below(
+        variable,
+        local_rank,
+        launcher.world_size_variable(),
+        world_size,
+    )?;
+    let (from, local_world_size) = match launcher.local_world_size_variable() {
         Some(from) => (from, vars.number(from)?),
         None => slurm::local_world_size(vars)?,
     };
@@ -332,7 +345,7 @@ fn local(
             return Err(PlacementError::MoreHereThanInAll {
                 variable: from,
                 local_world_size,
-                world_size_variable: rule.world_size_variable(),
+                world_size_variable: launcher.world_size_variable(),
                 world_size,
             });
         }
@@ -343,15 +356,17 @@ fn local(
 fn job_id(
     vars: Vars<'_>,
     Standing {
-        rule, world_size, ..
+        launcher,
+        world_size,
+        ..
     }: Standing,
 ) -> Result<String, PlacementError> {
-    let from_slurm = if rule == Rule::Slurm {
+    let from_slurm = if launcher == Launcher::Slurm {
         slurm::job_id(vars, world_size)?
     } else {
         String::new()
     };
-    for variable in rule.job_variables() {
+    for variable in launcher.job_variables() {
         if let Some(job) = vars.text(variable)? {
             return Ok(job);
         }
@@ -388,15 +403,16 @@ fn below(
 }
 
 /// The error of a family without `missing`.
-fn half(vars: Vars<'_>, rule: Rule, missing: &'static str) -> PlacementError {
-    let candidates = [rule.rank_variable(), rule.world_size_variable()];
+fn half(vars: Vars<'_>, launcher: Launcher, missing: &'static str) -> PlacementError {
+    let candidates = [launcher.rank_variable(), launcher.world_size_variable()];
     let found = candidates
         .into_iter()
         .find(|&name| (vars.0)(name).is_some());
-    let found = found.unwrap_or(rule.rank_variable());
+    let found = found.unwrap_or(launcher.rank_variable());
     let value = (vars.0)(found).unwrap_or_default();
+    let value = value.to_string_lossy().into_owned();
     PlacementError::Half {
-        rule,
+        launcher,
         found,
         value,
         missing,

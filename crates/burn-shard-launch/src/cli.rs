@@ -1,0 +1,123 @@
+//! The command line of `burn-shard`.
+#![allow(clippy::doc_markdown, reason = "the comments are what --help prints")]
+
+use std::{ffi::OsString, fs, net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
+
+use burn_shard_launch::{LaunchError, Master, Nodes, Options, launch};
+use clap::{Args, Parser, Subcommand};
+
+/// Tools for sharded training with Burn.
+#[derive(Parser)]
+#[command(name = "burn-shard", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Starts one process per rank on this host, and ends them together.
+    ///
+    /// Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+    /// BURN_SHARD_TOKEN in its environment, and RAYON_NUM_THREADS (cores by ranks) unless it is set. If
+    /// one fails the others get SIGTERM, and SIGKILL after the time of grace.
+    Launch(Launch),
+}
+
+#[derive(Args)]
+struct Launch {
+    /// Ranks on this host.
+    #[arg(short = 'n', long = "nproc", value_name = "RANKS")]
+    local_world_size: usize,
+    /// Hosts of the job; start the same command on each.
+    #[arg(long, default_value_t = 1)]
+    nnodes: usize,
+    /// Number of this host, from 0.
+    #[arg(long, default_value_t = 0)]
+    node_rank: usize,
+    /// Where ranks meet: the first host, and a port that is free there. One host: any free port.
+    #[arg(long, value_name = "HOST:PORT")]
+    master: Option<Master>,
+    /// Address of this host that ranks may listen on (0.0.0.0: all). Without it: loopback only.
+    #[arg(long, value_name = "ADDRESS")]
+    bind: Option<IpAddr>,
+    /// A file with the secret of the job, which nobody else may read. Otherwise BURN_SHARD_TOKEN, or on
+    /// one host a random one.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Name of the job, the same on all hosts. Otherwise BURN_SHARD_JOB_ID.
+    #[arg(long)]
+    job_id: Option<String>,
+    /// Seconds between SIGTERM and SIGKILL.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    grace: u64,
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Does what the command line says; what to exit with.
+pub(crate) fn run() -> ExitCode {
+    let Cli {
+        command: Command::Launch(arguments),
+    } = Cli::parse();
+    let options = match arguments.options() {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("burn-shard launch: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    match launch(&options) {
+        Ok(outcome) => ExitCode::from(outcome.exit_code()),
+        Err(error) => {
+            eprintln!("burn-shard launch: {error}");
+            ExitCode::from(LaunchError::exit_code(&error))
+        }
+    }
+}
+
+impl Launch {
+    fn options(self) -> Result<Options, String> {
+        let mut command = self.command.into_iter();
+        let program = command.next().ok_or("no program")?;
+        let mut options = Options::new(program, self.local_world_size);
+        options.args = command.collect();
+        options.nodes = Nodes {
+            count: self.nnodes,
+            rank: self.node_rank,
+        };
+        options.master = self.master;
+        options.bind = self.bind;
+        options.grace = Duration::from_secs(self.grace);
+        options.token = match self.token_file {
+            Some(file) => Some(token_from(&file)?),
+            None => std::env::var_os("BURN_SHARD_TOKEN").filter(|token| !token.is_empty()),
+        };
+        let job_id = || std::env::var("BURN_SHARD_JOB_ID").ok();
+        let job_id = self.job_id.or_else(job_id);
+        options.job_id = job_id.filter(|job_id| !job_id.is_empty());
+        Ok(options)
+    }
+}
+
+fn token_from(file: &std::path::Path) -> Result<OsString, String> {
+    use std::os::unix::{ffi::OsStringExt, fs::PermissionsExt};
+
+    let name = file.display();
+    let failed = |error: std::io::Error| format!("--token-file {name}: {error}");
+    let mode = fs::metadata(file).map_err(failed)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        return Err(format!(
+            "--token-file {name}: others may read or write it, its mode is {:o} (chmod 600 {name})",
+            mode & 0o777
+        ));
+    }
+    let token = fs::read(file).map_err(failed)?.trim_ascii().to_vec();
+    if token.is_empty() {
+        return Err(format!(
+            "--token-file {name} is empty (to make one: head -c 32 /dev/urandom | base64)"
+        ));
+    }
+    Ok(OsString::from_vec(token))
+}
