@@ -116,8 +116,8 @@ mod tests {
         assert_eq!(obsolete(two, &[10, 20, 30, 40]), [10, 20]);
         let also = two.and_every(NonZeroU64::new(20).unwrap());
         assert_eq!(obsolete(also, &[10, 20, 30, 40, 50]), [10, 30]);
-        assert_eq!(obsolete(Keep::ALL, &[10, 20, 30]), [0u64; 0]);
-        assert_eq!(obsolete(two, &[10]), [0u64; 0]);
+        assert_eq!(obsolete(Keep::ALL, &[10, 20, 30]), [0; 0]);
+        assert_eq!(obsolete(two, &[10]), [0; 0]);
     }
 
     #[test]
