@@ -176,7 +176,14 @@ pub fn own_gradients<M: Module>(full: &Bits, model: &ShardedModule<M>) -> Bits {
         let mut own = padded[group.rank() * len..][..len].to_vec();
         // The shard keeps the first axis, so there may be room for a few elements more.
         let param = model.params().iter().find(|param| param.path == path);
-        own.resize(param.unwrap().shard_shape(group.world_size()).iter().product(), 0);
+        own.resize(
+            param
+                .unwrap()
+                .shard_shape(group.world_size())
+                .iter()
+                .product(),
+            0,
+        );
         own
     };
     full.iter()
