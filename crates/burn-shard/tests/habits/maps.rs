@@ -29,14 +29,11 @@ fn clamping_weights_by_map_equals_the_plain_module() {
         let mut pair = Pair::new(Net::new(&device()), small_groups(strategy), group);
         for step in 0..3 {
             pair = pair.step(|net| net.loss(x(group, step)));
+            let before = values(&pair.plain);
             pair = pair.map(|| Clamp);
+            // At first there is something to clamp: the scale is one.
+            assert!(step > 0 || before != values(&pair.plain));
         }
-        let clamped = 0.05f32.to_bits();
-        assert!(
-            values(&pair.plain)
-                .iter()
-                .any(|(_, bits)| bits.contains(&clamped))
-        );
     });
 }
 
