@@ -116,6 +116,14 @@ impl BertForPreTraining {
         }
     }
 
+    /// The most likely token at each of `positions` of the flattened batch, `[n]`.
+    pub fn guesses(&self, input: &Input, positions: Tensor<1, Int>) -> Tensor<1, Int> {
+        let embedded = self.bert.embeddings.forward(input);
+        let hidden = self.bert.encoder.forward(embedded, input);
+        let words = &self.bert.embeddings.word_embeddings;
+        self.cls.guesses(hidden, positions, words)
+    }
+
     /// The state after the embeddings and after each layer, `[rows, length, hidden]` each.
     pub fn hidden_states(&self, input: &Input) -> Vec<Tensor<3>> {
         let embedded = self.bert.embeddings.forward(input);
