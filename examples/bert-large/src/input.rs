@@ -81,6 +81,7 @@ pub fn kind_of(head: &[u8]) -> Option<&'static str> {
         () if starts(b"PAR1") => "a Parquet file",
         // The length of a JSON header, then the header.
         () if head.len() > 9 && head[8] == b'{' && head[5..8] == [0; 3] => "a safetensors file",
+        () if starts(b"[PAD]\n") || starts(b"[PAD]\r") => "a vocab.txt",
         () if text.starts_with(b"<") => "an HTML or XML page",
         () if text.starts_with(b"{") || text.starts_with(b"[") => "a JSON file",
         () => return None,

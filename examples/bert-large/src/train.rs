@@ -52,14 +52,23 @@ pub struct RankReport {
     pub peak_bytes: [usize; MemoryKind::ALL.len()],
     /// All kinds together at most.
     pub total_peak_bytes: usize,
-    /// Between steps.
-    pub live_bytes: usize,
+    /// Between steps, in the same order.
+    pub live_bytes: [usize; MemoryKind::ALL.len()],
     /// What this rank's process took at most: all ranks if they are threads, activations, text.
     pub process_peak_bytes: usize,
     /// What this rank received in all steps after the first.
     pub received_bytes: u64,
     /// For [`Run::held_out`], if there is text for that and training was not stopped.
     pub guesses: Option<Guesses>,
+}
+
+impl RankReport {
+    /// Model state between steps, without buffers that are kept for the next one.
+    pub fn state_bytes(&self) -> usize {
+        let kinds = MemoryKind::ALL.into_iter().zip(self.live_bytes);
+        let state = kinds.filter(|(kind, _)| *kind != MemoryKind::Staging);
+        state.map(|(_, bytes)| bytes).sum()
+    }
 }
 
 /// The losses of a step, before its update.
@@ -189,7 +198,7 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
         losses,
         peak_bytes: MemoryKind::ALL.map(|kind| memory.of(kind).peak_bytes),
         total_peak_bytes: memory.total().peak_bytes,
-        live_bytes: memory.total().live_bytes,
+        live_bytes: MemoryKind::ALL.map(|kind| memory.of(kind).live_bytes),
         process_peak_bytes,
         received_bytes,
     })

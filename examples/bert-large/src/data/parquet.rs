@@ -133,7 +133,8 @@ mod tests {
         rows: impl FnOnce(&mut SerializedColumnWriter<'_>),
     ) -> PathBuf {
         let path = directory.join("a.parquet");
-        let schema = parse_message_type(&format!("message m {{ {column}; }}")).unwrap();
+        let end = if column.ends_with('}') { "" } else { ";" };
+        let schema = parse_message_type(&format!("message m {{ {column}{end} }}")).unwrap();
         let properties = WriterProperties::builder().set_compression(compression);
         let file = File::create(&path).unwrap();
         let mut file =

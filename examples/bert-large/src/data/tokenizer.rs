@@ -62,7 +62,6 @@ impl WordPieces {
             match input::kind_of(head) {
                 Some("a JSON file") => TokenizerFault::Unreadable(source),
                 Some(what) => TokenizerFault::Other(what),
-                None if head.starts_with(b"[PAD]") => TokenizerFault::Other("a vocab.txt"),
                 None => TokenizerFault::Unreadable(source),
             }
         })?;

@@ -22,7 +22,8 @@ pub(super) fn table(run: &Run, numel: usize, ranks: &Ranks, reports: &[RankRepor
     let parameter_bytes = numel * run.dtype.bytes();
     let formula = |strategy| formula(strategy, parameter_bytes, run.world_size);
     // On a narrow terminal: the largest of all ranks, this strategy, and none.
-    let is_wide = 20 + 10 * (reports.len().min(RANKS) + 5) <= width();
+    let measured = reports.len().min(RANKS + 1);
+    let is_wide = 19 + 10 * (measured + ShardingStrategy::ALL.len()) <= width();
     let columns = if is_wide { reports.len().min(RANKS) } else { 0 };
     let strategies = match is_wide {
         true => ShardingStrategy::ALL.to_vec(),
@@ -75,7 +76,10 @@ pub(super) fn table(run: &Run, numel: usize, ranks: &Ranks, reports: &[RankRepor
         &[PARAMETERS, GRADIENTS, OPTIMIZER],
     );
     // Steps consume gradients.
-    row("between steps", &|report| report.live_bytes, &BETWEEN_STEPS);
+    row("between steps", &RankReport::state_bytes, &BETWEEN_STEPS);
+    let buffers =
+        |report: &RankReport| report.live_bytes.iter().sum::<usize>() - report.state_bytes();
+    row("and buffers", &buffers, &[]);
     match ranks {
         Ranks::Threads(_) => {
             let peaks = reports.iter().map(|report| report.process_peak_bytes);
@@ -114,10 +118,10 @@ fn bars(run: &Run, reports: &[RankReport], formula: &dyn Fn(ShardingStrategy) ->
     };
     for (rank, report) in reports.iter().take(RANKS).enumerate() {
         let name = format!("rank {rank}, between steps");
-        draw(&name, report.live_bytes, Measured::Yes);
+        draw(&name, report.state_bytes(), Measured::Yes);
     }
     if reports.len() > RANKS {
-        let largest = reports.iter().map(|report| report.live_bytes).max();
+        let largest = reports.iter().map(RankReport::state_bytes).max();
         draw("largest of all", largest.unwrap_or(0), Measured::Yes);
     }
     let name = format!("formula for {}", run.strategy);
