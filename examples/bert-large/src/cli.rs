@@ -44,16 +44,16 @@ pub struct Options {
     /// one in several files); needs --tokenizer
     #[arg(long, value_name = "FILE")]
     pub weights: Option<PathBuf>,
-    /// Tokens per row [default: 64 for tiny, 128 otherwise]
+    /// Tokens per row [default: 32 for tiny, 128 otherwise]
     #[arg(long)]
     pub seq_len: Option<usize>,
     /// Rows per rank and step
     #[arg(long, default_value_t = 16)]
     pub micro_batch: usize,
-    /// Optimizer steps [default: 300 for tiny, 100 otherwise]
+    /// Optimizer steps [default: 1000 for tiny, 100 otherwise]
     #[arg(long)]
     pub steps: Option<usize>,
-    /// The highest learning rate [default: 1e-3 for tiny, 1e-4 otherwise]
+    /// The highest learning rate [default: 2e-3 for tiny, 1e-4 otherwise]
     #[arg(long)]
     pub lr: Option<f64>,
     /// Steps until the highest learning rate; it falls linearly to 0 after [default: a tenth]
@@ -65,9 +65,10 @@ pub struct Options {
     /// Type of parameters and activations
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub dtype: Precision,
-    /// Dropout of states and attention weights; with 0, runs repeat bit for bit
-    #[arg(long, default_value_t = 0.1)]
-    pub dropout: f64,
+    /// Dropout of states and attention weights; with 0, runs repeat bit for bit [default: 0 for tiny,
+    /// 0.1 otherwise]
+    #[arg(long)]
+    pub dropout: Option<f64>,
     /// Writes the losses of each step to this file, with all digits
     #[arg(long, value_name = "FILE")]
     pub losses: Option<PathBuf>,
@@ -98,7 +99,7 @@ pub enum Backend {
 /// A model by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Size {
-    /// 4 layers of 128: 1.9 M parameters
+    /// 4 layers of 128: 1.1 M parameters
     Tiny,
     /// BERT-base: 110 M parameters
     Base,

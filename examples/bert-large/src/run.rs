@@ -58,8 +58,8 @@ impl Options {
             Size::Base => BertConfig::base(),
             Size::Large => BertConfig::large(),
         };
-        config.dropout = self.dropout;
-        let steps = self.steps.unwrap_or(if is_tiny { 300 } else { 100 });
+        config.dropout = self.dropout.unwrap_or(if is_tiny { 0.0 } else { 0.1 });
+        let steps = self.steps.unwrap_or(if is_tiny { 1000 } else { 100 });
         let run = Run {
             backend: self.backend,
             strategy: self.strategy,
@@ -67,10 +67,10 @@ impl Options {
                 .world_size
                 .or(self.launch)
                 .unwrap_or(DEFAULT_WORLD_SIZE),
-            seq_len: self.seq_len.unwrap_or(if is_tiny { 64 } else { 128 }),
+            seq_len: self.seq_len.unwrap_or(if is_tiny { 32 } else { 128 }),
             micro_batch: self.micro_batch,
             steps,
-            lr: self.lr.unwrap_or(if is_tiny { 1e-3 } else { 1e-4 }),
+            lr: self.lr.unwrap_or(if is_tiny { 2e-3 } else { 1e-4 }),
             warmup: self.warmup.unwrap_or(steps / 10),
             seed: self.seed,
             dtype: self.dtype,
@@ -117,10 +117,10 @@ impl Options {
             "a positive number".into(),
             rates.contains(&run.lr),
         )?;
-        let is_share = (0.0..1.0).contains(&self.dropout);
+        let is_share = (0.0..1.0).contains(&run.config.dropout);
         check(
             "dropout",
-            self.dropout.to_string(),
+            run.config.dropout.to_string(),
             "from 0 to below 1".into(),
             is_share,
         )?;
@@ -279,7 +279,7 @@ mod tests {
             "--steps=0",
             "--world-size=0",
             "--launch=0",
-            "--warmup=301",
+            "--warmup=1001",
         ] {
             assert!(matches!(parse(&[bad]), Err(Error::Option { .. })), "{bad}");
         }

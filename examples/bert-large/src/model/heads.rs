@@ -18,7 +18,7 @@ pub struct Pooler {
 impl Pooler {
     pub(super) fn new(config: &BertConfig, device: &Device) -> Self {
         Self {
-            dense: dense(config.hidden, config.hidden, device),
+            dense: dense(config.hidden, config.hidden, config, device),
         }
     }
 
@@ -74,14 +74,14 @@ impl Heads {
         Self {
             predictions: MaskedLmHead {
                 transform: Transform {
-                    dense: dense(config.hidden, config.hidden, device),
+                    dense: dense(config.hidden, config.hidden, config, device),
                     layer_norm: layer_norm(config, device),
                 },
                 bias: Initializer::Zeros.init([config.vocab_size], device),
             },
             seq_relationship: config
                 .next_sentence
-                .then(|| dense(config.hidden, 2, device)),
+                .then(|| dense(config.hidden, 2, config, device)),
         }
     }
 

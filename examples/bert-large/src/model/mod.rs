@@ -20,9 +20,6 @@ use burn::prelude::*;
 
 use crate::config::BertConfig;
 
-/// Standard deviation of every weight at the start; biases start at zero, norms at one.
-pub(crate) const INIT_STD: f64 = 0.02;
-
 /// A batch of token rows, all of one length.
 #[derive(Clone, Debug)]
 pub struct Input {
@@ -132,11 +129,16 @@ impl BertForPreTraining {
 }
 
 /// A dense layer with BERT's initial values.
-pub(crate) fn dense(d_input: usize, d_output: usize, device: &Device) -> Linear {
+pub(crate) fn dense(
+    d_input: usize,
+    d_output: usize,
+    config: &BertConfig,
+    device: &Device,
+) -> Linear {
     let mut linear = LinearConfig::new(d_input, d_output)
         .with_initializer(Initializer::Normal {
             mean: 0.0,
-            std: INIT_STD,
+            std: config.init_std,
         })
         .init(device);
     linear.bias = Some(Initializer::Zeros.init([d_output], device));
