@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cli::{Backend, Precision};
+use crate::data::corpus::LeftOut;
 
 /// Why a run did not start, or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -110,21 +111,50 @@ pub enum Error {
         source: std::io::Error,
     },
 
+    /// Something that is read like a file is none.
+    #[error("{}: {what}, not a file", path.display())]
+    NotAFile {
+        /// What was named.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// An output would destroy an input.
+    #[error("--{option} {} is also read, as part of --{input} (name another file)", path.display())]
+    Overwrites {
+        /// The option that names the output.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The option that names the input.
+        input: &'static str,
+    },
+
     /// A corpus file of a kind that is not read.
     #[error("{}: not a corpus file (use .txt, .md, .jsonl or .parquet)", path.display())]
     UnknownFormat {
         /// The file.
         path: PathBuf,
     },
+    /// A corpus file that the user named is no text.
+    #[error("{}: no text, but {what}", path.display())]
+    NoTextFile {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
     /// A line of a `.jsonl` file is not JSON.
-    #[error("{}:{line}: {source}", path.display())]
+    #[error("{}:{line}:{column}: {message}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
+        /// Counted from 1.
+        column: usize,
         /// What the parser said.
-        source: serde_json::Error,
+        message: String,
     },
     /// A line of a `.jsonl` file has no text.
     #[error("{}:{line}: no string field `text`", path.display())]
@@ -151,6 +181,34 @@ pub enum Error {
         /// Its columns.
         columns: Vec<String>,
     },
+    /// The text of a `.parquet` file is something else.
+    #[error("{}: column `text` holds {found}, not strings", path.display())]
+    TextColumnType {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+    },
+    /// A row of a `.parquet` file has bytes that are no text.
+    #[error("{}: row {row}: no UTF-8 text", path.display())]
+    ParquetRow {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        row: usize,
+    },
+    /// A `.parquet` file is compressed by a library that is not built in.
+    #[error(
+        "{}: compressed with {codec}, which needs C code and is not built in (write it with Snappy, \
+         gzip, Brotli or LZ4)",
+        path.display()
+    )]
+    ParquetCodec {
+        /// The file.
+        path: PathBuf,
+        /// Its compression.
+        codec: &'static str,
+    },
     /// Built without the reader for `.parquet`.
     #[error("{}: built without the cargo feature `parquet`", path.display())]
     NoParquet {
@@ -159,12 +217,15 @@ pub enum Error {
     },
     /// No text where the user said.
     #[error(
-        "no text in {} (looked for .txt, .md, .jsonl and .parquet)",
-        list(paths)
+        "no text in {} (looked for .txt, .md, .jsonl and .parquet{})",
+        list(paths),
+        and_left_out(left_out)
     )]
     EmptyCorpus {
         /// Where it was looked for.
         paths: Vec<PathBuf>,
+        /// What was there instead.
+        left_out: LeftOut,
     },
     /// No text where Cargo keeps sources.
     #[error("no text in Cargo's registry {} (name some with --corpus PATH)", path.display())]
@@ -176,16 +237,22 @@ pub enum Error {
     #[error("neither CARGO_HOME nor a home directory is set (name a corpus with --corpus PATH)")]
     NoHome,
     /// Next-sentence pairs need two documents.
-    #[error("the corpus has {found} documents of some length, pairs need at least 2")]
+    #[error(
+        "{found} of {all} documents {} the {least} tokens of an example, pairs need at least 2 of them",
+        if *found == 1 { "has" } else { "have" }
+    )]
     TooFewDocuments {
-        /// How many.
+        /// How many are long enough.
         found: usize,
+        /// How many there are.
+        all: usize,
+        /// Tokens that a document needs.
+        least: usize,
     },
     /// A step would read some text twice.
     #[error(
         "the corpus gives {found} examples, one step of {world_size} ranks with {micro_batch} rows \
-         each needs {} (use more text, or a smaller --world-size or --micro-batch)",
-        world_size * micro_batch
+         each needs {needed} (use more text, or a smaller --world-size or --micro-batch)"
     )]
     TooFewExamples {
         /// How many.
@@ -194,51 +261,21 @@ pub enum Error {
         world_size: usize,
         /// Rows per rank.
         micro_batch: usize,
+        /// Rows of all ranks.
+        needed: usize,
     },
 
-    /// A `tokenizer.json` is none.
-    #[error("cannot read a tokenizer from {}: {source}", path.display())]
+    /// A `tokenizer.json` cannot be used.
+    #[error("{}: {fault}", path.display())]
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What the reader said.
-        source: tokenizers::Error,
+        /// What is wrong with it.
+        fault: TokenizerFault,
     },
-    /// A tokenizer has more tokens than the model has rows for.
-    #[error(
-        "{}: {found} tokens, the model has room for {most} (use a larger --model)",
-        path.display()
-    )]
-    VocabularyTooLarge {
-        /// The file.
-        path: PathBuf,
-        /// Its tokens.
-        found: usize,
-        /// The model's.
-        most: usize,
-    },
-    /// A tokenizer is none of BERT's.
-    #[error("{}: no token {token} (is it a BERT tokenizer?)", path.display())]
-    NoSpecialToken {
-        /// The file.
-        path: PathBuf,
-        /// What it lacks.
-        token: &'static str,
-    },
-    /// Padding has another id than the model takes for granted.
-    #[error("{}: [PAD] has id {found}, the model needs 0", path.display())]
-    PadNotFirst {
-        /// The file.
-        path: PathBuf,
-        /// The id there.
-        found: u32,
-    },
-    /// A tokenizer has no token beyond the special ones.
-    #[error("{}: no tokens above the special ones", path.display())]
-    NoWords {
-        /// The file.
-        path: PathBuf,
-    },
+    /// The vocabulary trained here cannot be used.
+    #[error("the vocabulary trained on the corpus cannot be used: {0}")]
+    Trained(TokenizerFault),
     /// No vocabulary could be trained.
     #[error("cannot train a vocabulary: {0}")]
     Train(tokenizers::Error),
@@ -254,6 +291,64 @@ pub enum Error {
         /// What the reader said.
         source: Box<burn_store::SafetensorsStoreError>,
     },
+    /// A checkpoint is another file.
+    #[error(
+        "{}: {what}, not a safetensors checkpoint (give model.safetensors or \
+         model.safetensors.index.json; save_pretrained of transformers writes them)",
+        path.display()
+    )]
+    NotSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// A checkpoint is one of another model.
+    #[error("{}: not a checkpoint of BERT (it has a tensor {example:?})", path.display())]
+    NotBert {
+        /// The file.
+        path: PathBuf,
+        /// The first of its tensors.
+        example: String,
+    },
+    /// The output weights are no copy of the word embeddings.
+    #[error(
+        "{}: tensor {copy} differs from {original} (this model reads both from one parameter; train \
+         such a checkpoint with its decoder tied)",
+        path.display()
+    )]
+    NotTied {
+        /// The file.
+        path: PathBuf,
+        /// The output weights, or their bias.
+        copy: &'static str,
+        /// What they should equal.
+        original: &'static str,
+    },
+    /// A tensor of a checkpoint is of a type that is no parameter's.
+    #[error("{}: tensor {tensor} is {found}, not a float (is the checkpoint quantized?)", path.display())]
+    TensorType {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        found: String,
+    },
+    /// A checkpoint's tensors cannot be read, or not be used.
+    #[error("cannot load weights from {}: {reason}", path.display())]
+    Weights {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        reason: String,
+    },
+    /// Weights without their vocabulary.
+    #[error(
+        "--weights needs --tokenizer (the tokenizer.json of the same checkpoint: rows of the word \
+         embeddings are tokens of its vocabulary)"
+    )]
+    WeightsAlone,
     /// A checkpoint lacks a parameter.
     #[error("{}: tensor {tensor} {expected:?} is missing{}", path.display(), and_more(*others))]
     TensorMissing {
@@ -305,6 +400,60 @@ pub enum Error {
         /// Infinite or not a number.
         loss: f64,
     },
+}
+
+/// What is wrong with a tokenizer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerFault {
+    /// It is none of Hugging Face's.
+    #[error("no tokenizer: {0}")]
+    Unreadable(tokenizers::Error),
+    /// It is another file.
+    #[error("{0}, not a tokenizer.json")]
+    Other(&'static str),
+    /// A token has an id that the model has no row for.
+    #[error(
+        "token {token:?} has id {id}, the model has rows for ids below {rows} (use a larger --model)"
+    )]
+    BeyondRows {
+        /// The token.
+        token: String,
+        /// Its id.
+        id: u32,
+        /// Rows of the model's word embeddings.
+        rows: usize,
+    },
+    /// It is none of BERT's.
+    #[error("no token {token} (is it a BERT tokenizer?)")]
+    NoSpecialToken {
+        /// What it lacks.
+        token: &'static str,
+    },
+    /// Two special tokens are one.
+    #[error("{} and {} have the same id {id}", tokens[0], tokens[1])]
+    SameId {
+        /// Both.
+        tokens: [&'static str; 2],
+        /// Their id.
+        id: u32,
+    },
+    /// Padding has another id than the model takes for granted.
+    #[error("[PAD] has id {found}, the model needs 0")]
+    PadNotFirst {
+        /// The id there.
+        found: u32,
+    },
+    /// Nothing stands for text.
+    #[error("no tokens but special ones")]
+    NoWords,
+}
+
+fn and_left_out(left_out: &LeftOut) -> String {
+    match left_out.is_empty() {
+        true => String::new(),
+        false => format!("; found {left_out}"),
+    }
 }
 
 fn and_more(others: usize) -> String {

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 
 use crate::cli::Options;
 use crate::error::Error;
+use crate::paths;
 
 /// Starts this program as `ranks` processes of this machine, and waits for all. Returns what to exit
 /// with: 0, or as the first rank that failed.
@@ -14,6 +15,7 @@ use crate::error::Error;
 pub fn launch(options: &Options, ranks: usize) -> Result<u8, Error> {
     // Not the device: a launcher that opened a GPU would keep memory of it.
     options.run()?;
+    paths::check(options)?;
     let program = std::env::current_exe().map_err(Error::NoProgram)?;
     let mut job = burn_shard_launch::Options::new(program, ranks);
     job.args = without_launch(std::env::args_os().skip(1));

@@ -7,26 +7,35 @@ pub mod cli;
 pub mod config;
 pub mod data;
 pub mod error;
+pub mod input;
 pub mod launch;
+pub mod logging;
 pub mod model;
+pub mod paths;
 pub mod ranks;
 pub mod report;
+pub mod run;
+pub mod sample;
+pub mod stop;
 pub mod train;
 pub mod weights;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use burn::prelude::*;
 
-use cli::{Options, Run};
-use data::batches::Dataset;
+use cli::Options;
 use data::corpus::Corpus;
+use data::dataset::Dataset;
 use data::tokenizer::{Cached, WordPieces};
 use error::Error;
 use model::BertForPreTraining;
 use ranks::Ranks;
-use report::{Progress, line};
+use report::{LossLog, Progress, line};
+use run::Run;
+use stop::Stop;
 use train::Job;
 
 /// The default corpus stops at about this much text.
@@ -34,9 +43,11 @@ const REGISTRY_BYTES: usize = 16 << 20;
 
 /// Checks everything, trains, and reports. `peak_bytes` says what this process took at most.
 ///
+/// Returns the signal that ended training early, if one did.
+///
 /// # Errors
 /// Everything that can be known before training is refused before a rank trains.
-pub fn run(options: &Options, peak_bytes: fn() -> usize) -> Result<(), Error> {
+pub fn run(options: &Options, peak_bytes: fn() -> usize) -> Result<Option<u8>, Error> {
     let run = options.run()?;
     let device = run.device()?;
     let ranks = Ranks::join(options, &run)?;
@@ -53,7 +64,7 @@ pub fn run_on(
     mut run: Run,
     device: &Device,
     peak_bytes: fn() -> usize,
-) -> Result<(), Error> {
+) -> Result<Option<u8>, Error> {
     run.world_size = ranks.world_size();
     ranks.together(|| train_and_report(options, &run, device, ranks, peak_bytes))
 }
@@ -64,29 +75,20 @@ fn train_and_report(
     device: &Device,
     ranks: &Ranks,
     peak_bytes: fn() -> usize,
-) -> Result<(), Error> {
-    let model = BertForPreTraining::new(&run.config, device);
-    let numel = model.num_params();
-    let dataset = Arc::new(ranks.from_first(|| {
-        if let Some(path) = &run.weights {
-            weights::check(&model, path)?;
+) -> Result<Option<u8>, Error> {
+    let numel = BertForPreTraining::new(&run.config, device).num_params();
+    let (own_options, own_run) = (options.clone(), run.clone());
+    let dataset = Arc::new(ranks.from_first(move || {
+        paths::check(&own_options)?;
+        if let Some(path) = &own_run.weights {
+            check_weights(&own_run, path)?;
         }
-        let dataset = dataset(options, run.config.vocab_size, run.seq_len)?;
-        dataset.check_for(run.world_size, run.micro_batch)?;
-        if let Some(path) = &options.losses {
-            report::write_losses(path, &[])?;
-        }
+        let dataset = dataset(&own_options, own_run.config.vocab_size, own_run.seq_len)?;
+        dataset.check_for(own_run.world_size, own_run.micro_batch)?;
         Ok(dataset)
     })?);
-    drop(model);
     if ranks.has_first() {
-        line(format_args!(
-            "data: {} tokens, {} examples of {} tokens; a step reads {}",
-            dataset.tokens(),
-            dataset.examples(),
-            run.seq_len,
-            run.world_size * run.micro_batch
-        ));
+        report::data(&dataset, run);
         line(format_args!(
             "model: {:?}, {:.1} M parameters in {}; strategy {} on {} ranks ({})",
             options.model,
@@ -101,13 +103,19 @@ fn train_and_report(
         ));
     }
 
+    // Until here Ctrl-C ends the program at once: there is nothing to keep.
+    let stop = Stop::listen();
     let progress = ranks.has_first().then(|| Progress::new(run.steps, ranks));
+    let path = options.losses.as_deref().filter(|_| ranks.has_first());
+    let losses = path.map(LossLog::create).transpose()?;
     let start = Instant::now();
     let job = Job {
         run,
         dataset,
         device,
         progress: progress.as_ref(),
+        losses: losses.as_ref(),
+        stop: &stop,
         peak_bytes,
     };
     let reports = train::train_all(&job, ranks);
@@ -117,10 +125,30 @@ fn train_and_report(
     let reports = reports?;
     if let (true, Some(first)) = (ranks.has_first(), reports.first()) {
         report::summary(run, numel, ranks, &reports, start.elapsed());
-        if let Some(path) = &options.losses {
-            report::write_losses(path, &first.losses)?;
+        let held_out = run.held_out(&job.dataset);
+        if let (Some(guesses), Some(batch), Some(pieces)) =
+            (&first.guesses, held_out, job.dataset.pieces())
+        {
+            line("");
+            sample::show(guesses, &batch, pieces);
         }
     }
+    let stopped = reports
+        .first()
+        .is_some_and(|first| first.losses.len() < run.steps);
+    losses.map(LossLog::finish).transpose()?;
+    Ok(stop.signal().filter(|_| stopped))
+}
+
+/// Checks a checkpoint, and says what it lacks.
+fn check_weights(run: &Run, path: &Path) -> Result<(), Error> {
+    let shapes = BertForPreTraining::new(&run.config, &Device::flex());
+    let lacking = weights::check(&shapes, path)?;
+    let lacking = match lacking.is_empty() {
+        true => String::new(),
+        false => format!("; it has no {}: drawn at random", lacking.join(", no ")),
+    };
+    line(format_args!("weights: {}{lacking}", path.display()));
     Ok(())
 }
 
@@ -142,21 +170,33 @@ fn dataset(options: &Options, vocab_size: usize, seq_len: usize) -> Result<Datas
         corpus.documents.len(),
         corpus.source
     ));
+    if !corpus.left_out.is_empty() {
+        line(format_args!("left out: {}", corpus.left_out));
+    }
     let pieces = match given {
         Some(pieces) => pieces,
         None => {
             let (pieces, cached) = WordPieces::train_or_load(&corpus, vocab_size)?;
-            let (how, path) = match &cached {
-                Cached::Found(path) => ("trained before", path),
-                Cached::Trained(path) => ("trained now", path),
-            };
             let size = pieces.vocabulary().size;
-            line(format_args!(
-                "tokenizer: {size} WordPieces, {how} ({})",
-                path.display()
-            ));
+            line(match cached {
+                Cached::Found(path) => {
+                    format!(
+                        "tokenizer: {size} WordPieces, trained before ({})",
+                        path.display()
+                    )
+                }
+                Cached::Trained(path) => {
+                    format!(
+                        "tokenizer: {size} WordPieces, trained now ({})",
+                        path.display()
+                    )
+                }
+                Cached::NotKept(why) => {
+                    format!("tokenizer: {size} WordPieces, trained now, not kept ({why})")
+                }
+            });
             pieces
         }
     };
-    Dataset::new(&corpus, &pieces, seq_len)
+    Dataset::new(&corpus, pieces, seq_len)
 }

@@ -1,19 +1,22 @@
 //! Where the ranks are: threads of this process, or processes of which this is one.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread::available_parallelism;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, available_parallelism};
 use std::time::Duration;
 
-use burn_shard::{CommError, ProcessGroup};
+use burn_shard::{CommError, ProcessGroup, ReduceOp};
 use burn_shard_comm::Placement;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Comm, Options, Run};
+use crate::cli::{Comm, Options};
 use crate::error::Error;
+use crate::run::Run;
 
-/// How long ranks wait at least while rank 0 reads text and trains a vocabulary.
-const FOR_TEXT: Duration = Duration::from_secs(3600);
+/// While rank 0 reads text, ranks hear of each other at least this often.
+const BETWEEN_SIGNS: Duration = Duration::from_secs(5);
 
 /// The ranks of a run, as this process sees them.
 #[derive(Debug)]
@@ -87,26 +90,51 @@ impl Ranks {
 
     /// What rank 0 makes of its files, in every process.
     ///
+    /// However long it takes, every wait has the group's deadline: ranks tell each other that they are
+    /// still there, so that one that is not is noticed as at any other time.
+    ///
     /// # Errors
     /// What `make` says on rank 0, a failed collective on the others.
-    pub fn from_first<T: Serialize + DeserializeOwned>(
+    pub fn from_first<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
-        make: impl FnOnce() -> Result<T, Error>,
+        make: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let Self::Process(group) = self else {
             return make();
         };
-        let deadline = group.deadline();
-        group.set_deadline(deadline.max(FOR_TEXT));
-        let value = if group.rank() == 0 {
+        if group.rank() > 0 {
+            while !all_know(group, Made::No)? {}
+            return decode(group, &group.broadcast_bytes(Vec::new(), 0)?);
+        }
+        // Not a scoped thread: when a rank is lost nobody waits for what it would have got.
+        let (sender, receiver) = mpsc::channel();
+        let control = group.clone();
+        let worker = thread::spawn(move || {
             let value = make()?;
-            group.broadcast_bytes(encode(group, &value)?, 0)?;
-            value
-        } else {
-            decode(group, &group.broadcast_bytes(Vec::new(), 0)?)?
-        };
-        group.set_deadline(deadline);
-        Ok(value)
+            let bytes = encode(&control, &value)?;
+            sender.send((value, bytes)).ok();
+            Ok(())
+        });
+        let between = (group.deadline() / 4).min(BETWEEN_SIGNS);
+        loop {
+            match receiver.recv_timeout(between) {
+                Ok((value, bytes)) => {
+                    all_know(group, Made::Yes)?;
+                    group.broadcast_bytes(bytes, 0)?;
+                    return Ok(value);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    all_know(group, Made::No)?;
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return match worker.join() {
+                        Ok(Err(error)) => Err(error),
+                        Err(panic) => resume_unwind(panic),
+                        Ok(Ok(())) => unreachable!("what is made was sent before"),
+                    };
+                }
+            }
+        }
     }
 
     /// Runs `work`, and tells the other processes why if it fails: they end with the cause instead of
@@ -119,11 +147,9 @@ impl Ranks {
             return work();
         };
         let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<&str>().copied();
-            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
             Err(Error::Comm(CommError::RankPanicked {
                 rank: group.rank(),
-                message: text.unwrap_or("(a panic without a text)").to_owned(),
+                message: message_of(panic.as_ref()).to_owned(),
             }))
         });
         if let Err(error) = &result {
@@ -131,6 +157,27 @@ impl Ranks {
         }
         result
     }
+}
+
+/// What a panic says.
+pub fn message_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(a panic without a text)")
+}
+
+/// Whether rank 0 has made what the others wait for.
+#[derive(Clone, Copy)]
+enum Made {
+    No,
+    Yes,
+}
+
+/// A sign of life of every rank to every other. Returns whether rank 0 says [`Made::Yes`].
+fn all_know(group: &ProcessGroup, made: Made) -> Result<bool, Error> {
+    let mut sign = [f64::from(u8::from(matches!(made, Made::Yes)))];
+    group.all_reduce(&mut sign, ReduceOp::Max)?;
+    Ok(sign[0] > 0.0)
 }
 
 /// What every rank has, in rank order.
@@ -187,4 +234,64 @@ fn mpi() -> Result<ProcessGroup, Error> {
 #[cfg(not(feature = "mpi"))]
 fn mpi() -> Result<ProcessGroup, Error> {
     Err(Error::NoMpi)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_shard::Local;
+
+    use super::*;
+
+    #[test]
+    fn rank_0_may_take_longer_than_the_deadline() {
+        let ranks = Local::new(2).deadline(Duration::from_secs(2));
+        let made = ranks.spawn(|group| {
+            let ranks = Ranks::Process(group);
+            ranks.from_first(|| {
+                thread::sleep(Duration::from_secs(5));
+                Ok(7_u64)
+            })
+        });
+        for value in made.unwrap() {
+            assert_eq!(value.unwrap(), 7);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_not_there_is_missed_while_rank_0_works() {
+        let ranks = Local::new(2).deadline(Duration::from_secs(1));
+        let (finish, finished) = mpsc::channel::<()>();
+        let finished = std::sync::Mutex::new(Some(finished));
+        let results = ranks.spawn(|group| {
+            if group.rank() == 1 {
+                // Its thread goes on, as a stopped process does, until the other has given up.
+                let finished = finished.lock().unwrap().take().unwrap();
+                finished.recv().ok();
+                return Ok(());
+            }
+            let finish = finish.clone();
+            let found = Ranks::Process(group).from_first(|| {
+                // An hour of text: only the deadline can end this.
+                thread::sleep(Duration::from_secs(3600));
+                Ok(())
+            });
+            finish.send(()).unwrap();
+            found
+        });
+        let results = results.unwrap();
+        let error = results[0].as_ref().unwrap_err();
+        assert!(matches!(error, Error::Comm(_)), "{error}");
+    }
+
+    #[test]
+    fn what_rank_0_refuses_or_panics_with_ends_all() {
+        let results = Local::new(2).spawn(|group| {
+            let ranks = Ranks::Process(group);
+            ranks.together(|| ranks.from_first::<()>(|| panic!("no text")))
+        });
+        for result in results.unwrap() {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("no text"), "{error}");
+        }
+    }
 }

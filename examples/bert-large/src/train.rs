@@ -13,12 +13,15 @@ use burn::prelude::*;
 use burn_shard::{MemoryKind, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::Run;
-use crate::data::batches::{Batches, Dataset, Shard};
+use crate::data::batches::{Batch, Batches, Shard};
+use crate::data::dataset::Dataset;
 use crate::error::Error;
 use crate::model::BertForPreTraining;
 use crate::ranks::{Ranks, all_of};
-use crate::report::{Progress, Step, line};
+use crate::report::{LossLog, Progress, Step, line};
+use crate::run::Run;
+use crate::sample::Guesses;
+use crate::stop::Stop;
 use crate::weights;
 
 /// What ranks need to train.
@@ -32,6 +35,10 @@ pub struct Job<'a> {
     pub device: &'a Device,
     /// Shows steps; where rank 0 is.
     pub progress: Option<&'a Progress>,
+    /// Keeps the losses; where rank 0 is, if somebody wants them.
+    pub losses: Option<&'a LossLog>,
+    /// Says when to stop early.
+    pub stop: &'a Stop,
     /// What this process took at most.
     pub peak_bytes: fn() -> usize,
 }
@@ -45,12 +52,23 @@ pub struct RankReport {
     pub peak_bytes: [usize; MemoryKind::ALL.len()],
     /// All kinds together at most.
     pub total_peak_bytes: usize,
-    /// Between steps.
-    pub live_bytes: usize,
+    /// Between steps, in the same order.
+    pub live_bytes: [usize; MemoryKind::ALL.len()],
     /// What this rank's process took at most: all ranks if they are threads, activations, text.
     pub process_peak_bytes: usize,
     /// What this rank received in all steps after the first.
     pub received_bytes: u64,
+    /// For [`Run::held_out`], if there is text for that and training was not stopped.
+    pub guesses: Option<Guesses>,
+}
+
+impl RankReport {
+    /// Model state between steps, without buffers that are kept for the next one.
+    pub fn state_bytes(&self) -> usize {
+        let kinds = MemoryKind::ALL.into_iter().zip(self.live_bytes);
+        let state = kinds.filter(|(kind, _)| *kind != MemoryKind::Staging);
+        state.map(|(_, bytes)| bytes).sum()
+    }
 }
 
 /// The losses of a step, before its update.
@@ -114,7 +132,7 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
         world_size: group.world_size(),
     };
     let mut batches = Batches::new(Arc::clone(&job.dataset), shard, run.micro_batch, run.seed);
-    let mut losses = Vec::with_capacity(run.steps);
+    let mut losses = Vec::new();
     let mut traffic = group.traffic();
     for step in 0..run.steps {
         let start = Instant::now();
@@ -131,9 +149,10 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
                 scalar(found.masked_lm),
                 found.next_sentence.map_or(0.0, scalar),
                 batch.tokens() as f64,
+                f64::from(u8::from(job.stop.signal().is_some())),
             ],
         )?;
-        let [masked_lm, next_sentence, tokens] = means;
+        let [masked_lm, next_sentence, tokens, stopping] = means;
         let loss = StepLoss {
             masked_lm,
             next_sentence,
@@ -149,6 +168,9 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
         if step == 0 {
             traffic = group.traffic();
         }
+        if let (0, Some(log)) = (group.rank(), job.losses) {
+            log.add(&loss);
+        }
         if let (0, Some(progress)) = (group.rank(), job.progress) {
             progress.step(&Step {
                 loss,
@@ -157,15 +179,28 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
                 memory: model.memory(),
             });
         }
+        // One rank that is told to stop is enough, and all stop after the same step.
+        if stopping > 0.0 {
+            break;
+        }
     }
     let memory = model.memory();
+    let received_bytes = (group.traffic() - traffic).total_bytes();
+    let process_peak_bytes = (job.peak_bytes)();
+    // Parameters may be gathered for it, so all ranks take part.
+    let held_out = match losses.len() < run.steps {
+        true => None,
+        false => run.held_out(&job.dataset),
+    };
+    let guesses = held_out.map(|batch| guess(&model.valid(), &batch, device));
     Ok(RankReport {
+        guesses,
         losses,
         peak_bytes: MemoryKind::ALL.map(|kind| memory.of(kind).peak_bytes),
         total_peak_bytes: memory.total().peak_bytes,
-        live_bytes: memory.total().live_bytes,
-        process_peak_bytes: (job.peak_bytes)(),
-        received_bytes: (group.traffic() - traffic).total_bytes(),
+        live_bytes: MemoryKind::ALL.map(|kind| memory.of(kind).live_bytes),
+        process_peak_bytes,
+        received_bytes,
     })
 }
 
@@ -194,6 +229,16 @@ fn initialize(
     }
     group.barrier()?;
     Ok(model)
+}
+
+/// What the model takes the hidden tokens for.
+fn guess(model: &BertForPreTraining, batch: &Batch, device: &Device) -> Guesses {
+    let (input, targets) = batch.to_device(&device.clone().inner());
+    let found = model.guesses(&input, targets.positions).into_data();
+    let tokens = found.iter::<i64>().take(targets.masked);
+    Guesses {
+        tokens: tokens.map(|id| u32::try_from(id).unwrap_or(0)).collect(),
+    }
 }
 
 fn scalar(tensor: Tensor<1>) -> f64 {

@@ -8,7 +8,6 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
 use bert_large::cli::Options;
@@ -19,28 +18,7 @@ use burn_shard::{Local, ProcessGroup};
 use burn_shard_nccl::{Memory, NcclCommunicator};
 use burn_shard_nccl_double::{HostMemory, load};
 use clap::Parser;
-use common::write_corpus;
-
-/// A vocabulary of letters, in Hugging Face's format: nothing is trained, nothing cached.
-fn write_tokenizer(path: &Path) {
-    let special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."].map(String::from);
-    let letters = ('a'..='z').chain(['N']);
-    let pieces = letters.flat_map(|letter| [letter.to_string(), format!("##{letter}")]);
-    let entries = special.into_iter().chain(pieces).enumerate();
-    let vocab: Vec<String> = entries
-        .map(|(id, piece)| format!("{piece:?}: {id}"))
-        .collect();
-    let model = format!(
-        r###"{{"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100, "vocab": {{ {} }} }}"###,
-        vocab.join(", ")
-    );
-    let tokenizer = format!(
-        r#"{{"version": "1.0", "added_tokens": [], "pre_tokenizer": {{"type": "BertPreTokenizer"}},
-            "model": {model} }}"#
-    );
-    fs::write(path, tokenizer).unwrap();
-}
+use common::{write_corpus, write_tokenizer};
 
 #[test]
 fn losses_over_nccl_are_those_of_threads_to_the_last_bit() {

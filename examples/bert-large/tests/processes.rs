@@ -119,6 +119,30 @@ fn processes_repeat_with_dropout() {
     assert_eq!(first, second);
 }
 
+#[test]
+fn what_the_libraries_log_is_seen_when_asked_for() {
+    let root = tempfile::tempdir().unwrap();
+    let [quiet, asked] = [None, Some("burn_shard_comm=debug")].map(|level| {
+        let port = free_port();
+        let ranks = [0, 1].map(|r| {
+            let mut command = rank(root.path(), r, port, &["--steps", "1"]);
+            command.env_remove("RUST_LOG");
+            command.envs(level.map(|level| ("RUST_LOG", level)));
+            command.spawn().unwrap()
+        });
+        let [first, _] = ranks.map(|child| child.wait_with_output().unwrap());
+        assert!(first.status.success(), "{}", text(&first.stderr));
+        text(&first.stderr).to_owned()
+    });
+    assert_eq!(quiet, "");
+    assert!(asked.contains(" burn_shard_comm::"), "{asked}");
+
+    let mut command = bert_large(root.path(), &[]);
+    let output = command.env("RUST_LOG", "nonsense=loud").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).starts_with("error: RUST_LOG is "));
+}
+
 /// A rank of two, as torchrun would start it.
 fn rank(root: &Path, rank: usize, port: u16, arguments: &[&str]) -> Command {
     let mut command = bert_large(root, arguments);

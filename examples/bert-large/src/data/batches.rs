@@ -1,241 +1,22 @@
-//! Sentence pairs, and the batches each rank makes of its share of them.
+//! The batches each rank makes of its share of the examples.
 //!
 //! Example `i` of a run depends on the text, the seed and `i` alone. Rank `r` of `n` takes the
 //! examples `r, r + n, r + 2n, ...`: no two ranks see the same one, and a step of `n` ranks with
 //! `b` rows each reads the same examples as a step of one rank with `n * b` rows.
+//!
+//! `burn::data` has no such order: its loader shuffles with a generator of its own, and it comes with
+//! `burn-dataset` (databases, downloads), while dealing out indices takes the twenty lines below.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn::prelude::*;
+use rand::SeedableRng;
 use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde::{Deserialize, Serialize};
 
-use super::corpus::Corpus;
-use super::masking::{self, Hidden};
-use super::tokenizer::{Vocabulary, WordPieces};
-use crate::config::PAD_ID;
-use crate::error::Error;
+use super::dataset::{Dataset, Example};
+use super::masking::Hidden;
 use crate::model::{Input, Targets};
-
-/// `[CLS]`, and a `[SEP]` after each segment.
-const SPECIAL_TOKENS: usize = 3;
-/// Text with fewer tokens gives no example.
-const MIN_TOKENS: usize = 8;
-
-/// The tokenized corpus, shared by all ranks.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Dataset {
-    tokens: Vec<u32>,
-    /// Sentence `s` is `tokens[starts[s]..starts[s + 1]]`.
-    starts: Vec<usize>,
-    /// The sentences of each document.
-    documents: Vec<Range<usize>>,
-    chunks: Vec<Chunk>,
-    vocabulary: Vocabulary,
-    seq_len: usize,
-}
-
-/// Consecutive sentences of one document that about fill a row.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Chunk {
-    document: usize,
-    sentences: Range<usize>,
-}
-
-/// One row before it becomes a tensor.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Example {
-    /// `[CLS] first [SEP] second [SEP]`, then padding, with tokens hidden.
-    pub ids: Vec<u32>,
-    /// Where the second segment, with its `[SEP]`, starts.
-    pub second: usize,
-    /// Where padding starts.
-    pub end: usize,
-    /// What was hidden, by position.
-    pub hidden: Vec<Hidden>,
-    /// Whether the second segment is from another document.
-    pub random_next: bool,
-}
-
-impl Dataset {
-    /// Tokenizes a corpus for rows of `seq_len` tokens.
-    ///
-    /// # Errors
-    /// There are fewer than two documents, so that no random next sentence can be drawn.
-    pub fn new(corpus: &Corpus, pieces: &WordPieces, seq_len: usize) -> Result<Self, Error> {
-        let (mut tokens, mut starts) = (Vec::new(), vec![0]);
-        let sentences = corpus
-            .documents
-            .iter()
-            .flat_map(|document| &document.sentences);
-        pieces.encode(sentences.map(String::as_str), |ids| {
-            tokens.extend_from_slice(ids);
-            starts.push(tokens.len());
-        })?;
-        let mut sentence = 0;
-        let mut documents = Vec::new();
-        for document in &corpus.documents {
-            let end = sentence + document.sentences.len();
-            if starts[end] - starts[sentence] >= MIN_TOKENS {
-                documents.push(sentence..end);
-            }
-            sentence = end;
-        }
-        if documents.len() < 2 {
-            return Err(Error::TooFewDocuments {
-                found: documents.len(),
-            });
-        }
-        let chunks = chunks(&documents, &starts, seq_len - SPECIAL_TOKENS);
-        let vocabulary = pieces.vocabulary().clone();
-        Ok(Self {
-            tokens,
-            starts,
-            documents,
-            chunks,
-            vocabulary,
-            seq_len,
-        })
-    }
-
-    /// Number of tokens.
-    pub fn tokens(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Examples before a text comes again, then split and masked differently.
-    pub fn examples(&self) -> usize {
-        self.chunks.len()
-    }
-
-    /// Checks that each rank can fill a micro-batch without reading an example twice.
-    ///
-    /// # Errors
-    /// There are fewer examples than rows in a step of all ranks.
-    pub fn check_for(&self, world_size: usize, micro_batch: usize) -> Result<(), Error> {
-        let found = self.chunks.len();
-        match world_size * micro_batch {
-            needed if needed > found => Err(Error::TooFewExamples {
-                found,
-                world_size,
-                micro_batch,
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    fn text(&self, sentences: Range<usize>) -> Range<usize> {
-        self.starts[sentences.start]..self.starts[sentences.end]
-    }
-
-    /// Makes a row from a chunk: splits it in two, replaces the second half in half of the
-    /// cases, hides tokens.
-    fn example(&self, chunk: usize, rng: &mut ChaCha8Rng) -> Example {
-        let Chunk {
-            document,
-            sentences,
-        } = self.chunks[chunk].clone();
-        let all = self.text(sentences.clone());
-        // A lone sentence is split between its words.
-        let split = match sentences.len() {
-            1 => rng.random_range(all.start + 1..all.end),
-            _ => self.starts[rng.random_range(sentences.start + 1..sentences.end)],
-        };
-        let random_next = rng.random_bool(0.5);
-        let second = if random_next {
-            self.elsewhere(document, rng)
-        } else {
-            split..all.end
-        };
-        let [first, second] = self.truncate(all.start..split, second, rng);
-
-        let mut ids = Vec::with_capacity(self.seq_len);
-        ids.push(self.vocabulary.cls);
-        ids.extend_from_slice(&self.tokens[first]);
-        ids.push(self.vocabulary.sep);
-        let second_start = ids.len();
-        ids.extend_from_slice(&self.tokens[second]);
-        ids.push(self.vocabulary.sep);
-        let end = ids.len();
-        ids.resize(self.seq_len, PAD_ID);
-
-        let candidates: Vec<usize> = (1..end - 1)
-            .filter(|position| position + 1 != second_start)
-            .collect();
-        let hidden = masking::hide(&mut ids, &candidates, &self.vocabulary, rng);
-        Example {
-            ids,
-            second: second_start,
-            end,
-            hidden,
-            random_next,
-        }
-    }
-
-    /// Text of another document, from the start of some sentence.
-    fn elsewhere(&self, document: usize, rng: &mut ChaCha8Rng) -> Range<usize> {
-        let mut other = rng.random_range(0..self.documents.len() - 1);
-        if other >= document {
-            other += 1;
-        }
-        let other = self.documents[other].clone();
-        let text = self.text(rng.random_range(other.clone())..other.end);
-        match text.is_empty() {
-            // Sentences without a token (of characters the tokenizer drops) end the document.
-            true => self.text(other),
-            false => text,
-        }
-    }
-
-    /// Shortens the longer of two segments, at either end, until both fit a row.
-    fn truncate(
-        &self,
-        mut first: Range<usize>,
-        mut second: Range<usize>,
-        rng: &mut ChaCha8Rng,
-    ) -> [Range<usize>; 2] {
-        let most = self.seq_len - SPECIAL_TOKENS;
-        // Far more than fits is cut at the end at once.
-        second.end = second.end.min(second.start + most);
-        while first.len() + second.len() > most {
-            let longer = if first.len() > second.len() {
-                &mut first
-            } else {
-                &mut second
-            };
-            match rng.random_bool(0.5) {
-                true => longer.start += 1,
-                false => longer.end -= 1,
-            }
-        }
-        [first, second]
-    }
-}
-
-/// Cuts documents into runs of sentences of about `most` tokens.
-fn chunks(documents: &[Range<usize>], starts: &[usize], most: usize) -> Vec<Chunk> {
-    let mut chunks = Vec::new();
-    for (document, sentences) in documents.iter().enumerate() {
-        let mut start = sentences.start;
-        for end in sentences.start + 1..=sentences.end {
-            let tokens = starts[end] - starts[start];
-            if tokens < most && end < sentences.end {
-                continue;
-            }
-            if tokens >= MIN_TOKENS {
-                chunks.push(Chunk {
-                    document,
-                    sentences: start..end,
-                });
-            }
-            start = end;
-        }
-    }
-    chunks
-}
 
 /// Which rank of how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -314,6 +95,19 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// At most `rows` of the examples that are not trained on, `None` if there are none. The same for
+    /// the same seed.
+    pub fn held_out(dataset: &Dataset, rows: usize, seed: u64) -> Option<Self> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        // The last stream: training counts up from the first.
+        rng.set_stream(u64::MAX);
+        let rows = 0..rows.min(dataset.held_out());
+        let rows: Vec<_> = rows
+            .map(|index| dataset.held_out_example(index, &mut rng))
+            .collect();
+        (!rows.is_empty()).then_some(Self { rows })
+    }
+
     /// Tokens that are not padding.
     pub fn tokens(&self) -> usize {
         self.rows.iter().map(|row| row.end).sum()
@@ -368,41 +162,14 @@ impl Batch {
 mod tests {
     use std::collections::HashSet;
 
+    use super::super::dataset::tests;
     use super::*;
+    use crate::config::PAD_ID;
 
     const SEQ_LEN: usize = 32;
-    const MASK: u32 = 4;
 
-    /// Document `d` has sentences of tokens `100 * d + 10 ..`, so that a token tells where it is
-    /// from.
     fn dataset(documents: usize) -> Dataset {
-        let (mut tokens, mut starts, mut ranges) = (Vec::new(), vec![0], Vec::new());
-        for document in 0..documents {
-            let first = starts.len() - 1;
-            for sentence in 0..4 + document % 3 {
-                let from = u32::try_from(100 * document + 10 * (sentence + 1)).unwrap();
-                tokens.extend(from..from + 9);
-                starts.push(tokens.len());
-            }
-            ranges.push(first..starts.len() - 1);
-        }
-        let chunks = chunks(&ranges, &starts, SEQ_LEN - SPECIAL_TOKENS);
-        let size = u32::try_from(100 * documents).unwrap();
-        let vocabulary = Vocabulary {
-            size,
-            cls: 2,
-            sep: 3,
-            mask: MASK,
-            words: 5..size,
-        };
-        Dataset {
-            tokens,
-            starts,
-            documents: ranges,
-            chunks,
-            vocabulary,
-            seq_len: SEQ_LEN,
-        }
+        tests::dataset(documents, SEQ_LEN)
     }
 
     fn batches(dataset: &Arc<Dataset>, rank: usize, world_size: usize) -> Batches {
@@ -536,14 +303,5 @@ mod tests {
                 .collect::<Vec<i64>>()
         );
         assert_eq!(targets.masked, positions.len());
-    }
-
-    #[test]
-    fn too_little_text_is_refused() {
-        let error = dataset(4).check_for(4, 1000).unwrap_err();
-        assert!(
-            matches!(error, Error::TooFewExamples { world_size: 4, .. }),
-            "{error}"
-        );
     }
 }

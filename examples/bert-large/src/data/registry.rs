@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
+use walkdir::WalkDir;
 
 use super::corpus::Document;
 use super::prose;
@@ -62,21 +63,21 @@ pub(super) fn read(directory: &Path, limit_bytes: usize) -> (Vec<Document>, usiz
 /// The paragraphs of each file of a crate, stopping once there are plenty.
 fn crate_text(path: &Path) -> Vec<Vec<String>> {
     let mut files = Vec::new();
-    let mut pending = vec![path.to_owned()];
     let mut bytes = 0;
-    while let Some(path) = pending.pop() {
+    let entries = WalkDir::new(path).sort_by_file_name().into_iter();
+    for entry in entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_file())
+    {
         if bytes > 2 * CRATE_BYTES {
             break;
         }
-        if path.is_dir() {
-            pending.extend(sorted(&path).into_iter().rev());
-            continue;
-        }
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        let Some(extension @ ("md" | "rs")) = extension else {
+        let extension = entry.path().extension();
+        let Some(extension @ ("md" | "rs")) = extension.and_then(|extension| extension.to_str())
+        else {
             continue;
         };
-        let Ok(text) = fs::read_to_string(&path) else {
+        let Ok(text) = fs::read_to_string(entry.path()) else {
             continue;
         };
         let paragraphs = match extension {

@@ -1,31 +1,19 @@
 //! WordPiece, trained on the corpus or loaded from a `tokenizer.json`.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
-use tokenizers::decoders::wordpiece::WordPiece as WordPieceDecoder;
-use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainerBuilder};
-use tokenizers::normalizers::BertNormalizer;
-use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
-use tokenizers::{
-    AddedToken, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString,
-    PreTokenizer, Tokenizer, Trainer,
-};
+use tokenizers::Tokenizer;
 
-use super::corpus::{Corpus, Document};
+use super::cache::Cache;
+use super::corpus::Corpus;
+use super::training;
 use crate::config::PAD_ID;
-use crate::error::Error;
+use crate::error::{Error, TokenizerFault};
+use crate::input;
 
 /// In the order of their ids in a vocabulary trained here.
-const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
-
-/// Characters beyond the most frequent this many are unknown.
-const ALPHABET: usize = 500;
+pub(super) const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
 
 /// How many sentences are tokenized at a time.
 const BATCH: usize = 16_384;
@@ -34,15 +22,17 @@ const BATCH: usize = 16_384;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Vocabulary {
     /// Number of tokens, special ones included.
-    pub size: u32,
+    pub size: usize,
+    /// Stands for what has no token.
+    pub unknown: u32,
     /// Starts every row.
     pub cls: u32,
     /// Ends each segment.
     pub sep: u32,
     /// Stands for a hidden token.
     pub mask: u32,
-    /// The first id above all special tokens; random replacements come from there.
-    pub words: Range<u32>,
+    /// The ids of all tokens that stand for text, sorted; random replacements come from there.
+    pub words: Vec<u32>,
 }
 
 /// Turns text into token ids.
@@ -53,93 +43,140 @@ pub struct WordPieces {
 }
 
 impl WordPieces {
-    /// Loads a tokenizer in Hugging Face's format.
+    /// Loads a tokenizer in Hugging Face's format, for a model with `rows` word embeddings.
     ///
     /// # Errors
-    /// The file cannot be read, lacks one of BERT's special tokens, has `[PAD]` elsewhere than
-    /// at 0, or has more than `most` tokens.
-    pub fn load(path: &Path, most: usize) -> Result<Self, Error> {
-        let bytes = fs::read(path).map_err(|source| Error::Read {
+    /// The file cannot be read or is another one, lacks one of BERT's special tokens, has `[PAD]`
+    /// elsewhere than at 0, or has an id that no row is for.
+    pub fn load(path: &Path, rows: usize) -> Result<Self, Error> {
+        let bytes = input::read(path)?;
+        Self::from_bytes(&bytes, rows).map_err(|fault| Error::Tokenizer {
             path: path.into(),
-            source,
-        })?;
-        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|source| Error::Tokenizer {
-            path: path.into(),
-            source,
+            fault,
+        })
+    }
+
+    fn from_bytes(bytes: &[u8], rows: usize) -> Result<Self, TokenizerFault> {
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|source| {
+            let head = &bytes[..bytes.len().min(512)];
+            match input::kind_of(head) {
+                Some("a JSON file") => TokenizerFault::Unreadable(source),
+                Some(what) => TokenizerFault::Other(what),
+                None => TokenizerFault::Unreadable(source),
+            }
         })?;
         tokenizer.with_padding(None);
         tokenizer
             .with_truncation(None)
-            .map_err(|source| Error::Tokenizer {
-                path: path.into(),
-                source,
-            })?;
+            .map_err(TokenizerFault::Unreadable)?;
 
-        let found = tokenizer.get_vocab_size(true);
-        if found > most {
-            return Err(Error::VocabularyTooLarge {
-                path: path.into(),
-                found,
-                most,
+        let tokens = tokenizer.get_vocab(true);
+        // By id, for the same message every time.
+        let largest = tokens.iter().max_by_key(|&(token, &id)| (id, token));
+        if let Some((token, &id)) = largest.filter(|&(_, &id)| id as usize >= rows) {
+            return Err(TokenizerFault::BeyondRows {
+                token: token.clone(),
+                id,
+                rows,
             });
         }
         let mut ids = [0; SPECIAL.len()];
-        for (id, token) in ids.iter_mut().zip(SPECIAL) {
-            *id = tokenizer.token_to_id(token).ok_or(Error::NoSpecialToken {
-                path: path.into(),
-                token,
-            })?;
+        for (index, token) in SPECIAL.into_iter().enumerate() {
+            let id = tokenizer.token_to_id(token);
+            ids[index] = id.ok_or(TokenizerFault::NoSpecialToken { token })?;
+            if let Some(other) = ids[..index].iter().position(|&other| other == ids[index]) {
+                return Err(TokenizerFault::SameId {
+                    tokens: [SPECIAL[other], token],
+                    id: ids[index],
+                });
+            }
         }
-        let [pad, _, cls, sep, mask] = ids;
+        let [pad, unknown, cls, sep, mask] = ids;
         if pad != PAD_ID {
-            return Err(Error::PadNotFirst {
-                path: path.into(),
-                found: pad,
-            });
+            return Err(TokenizerFault::PadNotFirst { found: pad });
         }
-        let size = u32::try_from(found).unwrap_or(u32::MAX);
-        let words = ids.iter().max().map_or(0, |id| id + 1)..size;
+        let added = tokenizer.get_added_tokens_decoder();
+        let is_word = |token: &str, id: u32| {
+            !ids.contains(&id)
+                && !token.starts_with("[unused")
+                && added.get(&id).is_none_or(|added| !added.special)
+        };
+        let words = tokens.iter().filter(|&(token, &id)| is_word(token, id));
+        let mut words: Vec<u32> = words.map(|(_, &id)| id).collect();
+        words.sort_unstable();
+        words.dedup();
         if words.is_empty() {
-            return Err(Error::NoWords { path: path.into() });
+            return Err(TokenizerFault::NoWords);
         }
         Ok(Self {
-            tokenizer,
             vocabulary: Vocabulary {
-                size,
+                size: tokens.len(),
+                unknown,
                 cls,
                 sep,
                 mask,
                 words,
             },
+            tokenizer,
         })
     }
 
-    /// Trains a vocabulary of at most `size` tokens, or loads the one trained on the same text
-    /// before. Also returns where it is kept, or `None` if it could not be.
+    /// Trains a vocabulary of at most `size` tokens.
     ///
     /// # Errors
-    /// Training failed, or what is in the cache cannot be read.
+    /// Training failed.
+    pub fn trained_on(corpus: &Corpus, size: usize) -> Result<Self, Error> {
+        let text = training::train(&corpus.documents, size)?;
+        Self::from_bytes(text.as_bytes(), size).map_err(Error::Trained)
+    }
+
+    /// Trains a vocabulary of at most `size` tokens, or loads the one trained on the same text
+    /// before. A cache that cannot be used costs time, not the run.
+    ///
+    /// # Errors
+    /// Training failed.
     pub fn train_or_load(corpus: &Corpus, size: usize) -> Result<(Self, Cached), Error> {
-        let name = format!("wordpiece-{size}-{:016x}.json", corpus.fingerprint());
-        let directory = cache_directory();
-        let path = directory.join(&name);
-        if path.is_file() {
-            return Ok((Self::load(&path, size)?, Cached::Found(path)));
+        Self::train_or_load_in(Cache::open(), corpus, size)
+    }
+
+    fn train_or_load_in(
+        cache: std::io::Result<Cache>,
+        corpus: &Corpus,
+        size: usize,
+    ) -> Result<(Self, Cached), Error> {
+        let name = format!(
+            "wordpiece-{}-{size}-{:016x}.json",
+            training::VERSION,
+            corpus.fingerprint()
+        );
+        let mut unusable = None;
+        if let Ok(cache) = &cache {
+            match cache
+                .read(&name)
+                .map(|bytes| Self::from_bytes(&bytes, size))
+            {
+                Ok(Ok(pieces)) => return Ok((pieces, Cached::Found(cache.path(&name)))),
+                Ok(Err(fault)) => unusable = Some(fault.to_string()),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => unusable = Some(error.to_string()),
+            }
         }
-        let text = train(&corpus.documents, size)?;
-        fs::create_dir_all(&directory).map_err(|source| Error::Write {
-            path: directory.clone(),
-            source,
-        })?;
-        // Two runs may train at once: each renames a complete file into place.
-        let scratch = directory.join(format!("{name}.{}", std::process::id()));
-        fs::write(&scratch, text)
-            .and_then(|()| fs::rename(&scratch, &path))
-            .map_err(|source| Error::Write {
-                path: path.clone(),
-                source,
-            })?;
-        Ok((Self::load(&path, size)?, Cached::Trained(path)))
+        if let Some(why) = unusable {
+            log::warn!("the vocabulary kept as {name} is made anew: {why}");
+        }
+        let text = training::train(&corpus.documents, size)?;
+        let pieces = Self::from_bytes(text.as_bytes(), size).map_err(Error::Trained)?;
+        let kept = cache.and_then(|cache| {
+            cache.write(&name, text.as_bytes())?;
+            Ok(cache.path(&name))
+        });
+        Ok((
+            pieces,
+            match kept {
+                Ok(path) => Cached::Trained(path),
+                Err(error) => Cached::NotKept(error.to_string()),
+            },
+        ))
     }
 
     /// The ids that matter.
@@ -169,12 +206,9 @@ impl WordPieces {
         }
     }
 
-    /// The text of token ids, special tokens included.
-    ///
-    /// # Errors
-    /// The tokenizer of a file cannot decode them.
-    pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
-        self.tokenizer.decode(ids, false).map_err(Error::Encode)
+    /// The text of one token, `##` and all; `?` for an id that has none.
+    pub fn piece(&self, id: u32) -> String {
+        self.tokenizer.id_to_token(id).unwrap_or_else(|| "?".into())
     }
 }
 
@@ -185,109 +219,14 @@ pub enum Cached {
     Found(PathBuf),
     /// This run trained it and left it here.
     Trained(PathBuf),
-}
-
-/// `$XDG_CACHE_HOME/burn-shard/bert-large`, by default under `~/.cache`.
-fn cache_directory() -> PathBuf {
-    let set = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty());
-    let cache = set.map(PathBuf::from);
-    let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache")));
-    cache
-        .unwrap_or_else(std::env::temp_dir)
-        .join("burn-shard")
-        .join("bert-large")
-}
-
-/// A `tokenizer.json` with a vocabulary trained on the documents, the same each time.
-///
-/// The trainer numbers `##x` tokens in the order of a hash map with random keys and breaks ties
-/// between merges by number. It is given the alphabet beforehand, as if it were special tokens.
-fn train(documents: &[Document], size: usize) -> Result<String, Error> {
-    let mut trainer = WordPieceTrainerBuilder::new()
-        .vocab_size(size)
-        .min_frequency(2)
-        .show_progress(false)
-        .build();
-    let characters = Mutex::new(BTreeMap::new());
-    let sentences = documents.iter().flat_map(|document| &document.sentences);
-    let count = |sentence: &str| {
-        let words = words(sentence)?;
-        if let Ok(mut characters) = characters.lock() {
-            for character in words.iter().flat_map(|word| word.chars()) {
-                *characters.entry(character).or_insert(0_u64) += 1;
-            }
-        }
-        Ok(words)
-    };
-    trainer
-        .feed(sentences.map(String::as_str), count)
-        .map_err(Error::Train)?;
-
-    let mut alphabet: Vec<(char, u64)> = characters
-        .into_inner()
-        .unwrap_or_default()
-        .into_iter()
-        .collect();
-    alphabet.sort_by_key(|&(character, count)| (Reverse(count), character));
-    alphabet.truncate(ALPHABET);
-    let alphabet: BTreeSet<char> = alphabet
-        .into_iter()
-        .map(|(character, _)| character)
-        .collect();
-    let special = |text: String| AddedToken::from(text, true);
-    let specials: Vec<_> = SPECIAL
-        .iter()
-        .map(|token| special((*token).to_owned()))
-        .collect();
-    let continued = alphabet
-        .iter()
-        .map(|character| special(format!("##{character}")));
-    trainer.set_special_tokens(specials.iter().cloned().chain(continued).collect());
-    trainer.set_limit_alphabet(Some(alphabet.len()));
-    trainer.set_initial_alphabet(alphabet.into_iter().collect());
-    let mut model = WordPiece::default();
-    trainer.train(&mut model).map_err(Error::Train)?;
-
-    let mut tokenizer = Tokenizer::new(model);
-    tokenizer
-        .with_normalizer(Some(BertNormalizer::default()))
-        .map_err(Error::Train)?
-        .with_pre_tokenizer(Some(BertPreTokenizer))
-        .with_decoder(Some(WordPieceDecoder::default()));
-    tokenizer
-        .add_special_tokens(specials)
-        .map_err(Error::Train)?;
-    tokenizer.to_string(false).map_err(Error::Train)
-}
-
-/// Words as BERT's uncased tokenizer sees them.
-fn words(sentence: &str) -> tokenizers::Result<Vec<String>> {
-    let mut normalized = NormalizedString::from(sentence);
-    BertNormalizer::default().normalize(&mut normalized)?;
-    let mut words = PreTokenizedString::from(normalized);
-    BertPreTokenizer.pre_tokenize(&mut words)?;
-    let words = words.get_splits(OffsetReferential::Original, OffsetType::None);
-    Ok(words
-        .into_iter()
-        .map(|(word, _, _)| word.to_owned())
-        .collect())
+    /// This run trained it, and could not leave it anywhere.
+    NotKept(String),
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn trained(text: &[&str], size: usize) -> String {
-        let sentences = text.iter().map(|text| (*text).to_owned()).collect();
-        train(&[Document { sentences }], size).unwrap()
-    }
-
-    fn load(json: &str, most: usize) -> Result<WordPieces, Error> {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("tokenizer.json");
-        fs::write(&path, json).unwrap();
-        WordPieces::load(&path, most)
-    }
+    use crate::data::corpus::Document;
 
     const TEXT: [&str; 3] = [
         "The gradients are sharded.",
@@ -295,46 +234,152 @@ mod tests {
         "The ranks and the gradients",
     ];
 
+    fn corpus() -> Corpus {
+        Corpus {
+            documents: vec![Document {
+                sentences: TEXT.map(str::to_owned).into(),
+            }],
+            ..Corpus::default()
+        }
+    }
+
+    fn trained() -> String {
+        training::train(&corpus().documents, 200).unwrap()
+    }
+
+    /// A WordPiece tokenizer of these tokens and ids.
+    fn with_vocab(vocab: &[(&str, u32)]) -> String {
+        let vocab: Vec<String> = vocab
+            .iter()
+            .map(|(token, id)| format!("{token:?}: {id}"))
+            .collect();
+        format!(
+            r###"{{"version": "1.0", "added_tokens": [],
+                "pre_tokenizer": {{"type": "BertPreTokenizer"}},
+                "model": {{"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100, "vocab": {{ {} }} }} }}"###,
+            vocab.join(", ")
+        )
+    }
+
+    const SPECIAL_IDS: [(&str, u32); 5] = [
+        ("[PAD]", 0),
+        ("[UNK]", 1),
+        ("[CLS]", 2),
+        ("[SEP]", 3),
+        ("[MASK]", 4),
+    ];
+
+    fn fault(text: &str, rows: usize) -> String {
+        WordPieces::from_bytes(text.as_bytes(), rows)
+            .unwrap_err()
+            .to_string()
+    }
+
     #[test]
     fn known_words_survive_the_round_trip() {
-        let pieces = load(&trained(&TEXT, 200), 200).unwrap();
+        let pieces = WordPieces::from_bytes(trained().as_bytes(), 200).unwrap();
         let mut ids = Vec::new();
         pieces
             .encode(["The RANKS are sharded again."], |found| ids.extend(found))
             .unwrap();
-        assert_eq!(pieces.decode(&ids).unwrap(), "the ranks are sharded again.");
+        let text: Vec<String> = ids.iter().map(|&id| pieces.piece(id)).collect();
+        assert_eq!(
+            text.join(" ").replace(" ##", ""),
+            "the ranks are sharded again ."
+        );
         assert!(ids.iter().all(|id| pieces.vocabulary().words.contains(id)));
         let vocabulary = pieces.vocabulary();
         assert_eq!((vocabulary.cls, vocabulary.sep, vocabulary.mask), (2, 3, 4));
     }
 
     #[test]
-    fn training_is_reproducible() {
-        let text: Vec<String> = (0..2000)
-            .map(|i| format!("word{} other{} third{}", i % 97, i % 89, i % 83))
-            .collect();
-        let text: Vec<&str> = text.iter().map(String::as_str).collect();
-        assert_eq!(trained(&text, 150), trained(&text, 150));
+    fn random_words_have_tokens_and_no_other_meaning() {
+        let holes = [("[unused0]", 5), ("a", 7), ("b", 90), ("##c", 91)];
+        let json = with_vocab(&[&SPECIAL_IDS[..], &holes].concat());
+        let pieces = WordPieces::from_bytes(json.as_bytes(), 92).unwrap();
+        assert_eq!(pieces.vocabulary().words, [7, 90, 91]);
+        assert_eq!(pieces.vocabulary().size, 9);
+        // Words may lie below the special tokens, too.
+        let last = [
+            ("[PAD]", 0),
+            ("a", 1),
+            ("[UNK]", 6),
+            ("[CLS]", 7),
+            ("[SEP]", 8),
+            ("[MASK]", 9),
+        ];
+        let pieces = WordPieces::from_bytes(with_vocab(&last).as_bytes(), 10).unwrap();
+        assert_eq!(pieces.vocabulary().words, [1]);
     }
 
     #[test]
-    fn a_vocabulary_larger_than_the_model_is_refused() {
-        let json = trained(&TEXT, 100);
-        let error = load(&json, 20).unwrap_err();
-        assert!(
-            matches!(error, Error::VocabularyTooLarge { most: 20, .. }),
-            "{error}"
+    fn tokenizers_that_do_not_fit_are_refused_for_what_is_wrong() {
+        let json = with_vocab(&[&SPECIAL_IDS[..], &[("a", 5), ("b", 9000)]].concat());
+        assert_eq!(
+            fault(&json, 8192),
+            "token \"b\" has id 9000, the model has rows for ids below 8192 (use a larger --model)"
         );
-        let error = load(&json.replace("[MASK]", "[HIDE]"), 100).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::NoSpecialToken {
-                    token: "[MASK]",
-                    ..
-                }
+        assert!(WordPieces::from_bytes(json.as_bytes(), 9001).is_ok());
+        let json = trained().replace("[MASK]", "[HIDE]");
+        assert_eq!(
+            fault(&json, 200),
+            "no token [MASK] (is it a BERT tokenizer?)"
+        );
+        let json = with_vocab(&[
+            ("[PAD]", 1),
+            ("[UNK]", 0),
+            ("[CLS]", 2),
+            ("[SEP]", 3),
+            ("[MASK]", 4),
+        ]);
+        assert_eq!(fault(&json, 9), "[PAD] has id 1, the model needs 0");
+        let json = with_vocab(&SPECIAL_IDS);
+        assert_eq!(fault(&json, 9), "no tokens but special ones");
+        let json = with_vocab(&[
+            ("[PAD]", 0),
+            ("[UNK]", 1),
+            ("[CLS]", 2),
+            ("[SEP]", 2),
+            ("[MASK]", 4),
+        ]);
+        assert_eq!(fault(&json, 9), "[CLS] and [SEP] have the same id 2");
+    }
+
+    #[test]
+    fn other_files_are_named_for_what_they_are() {
+        for (text, what) in [
+            ("[PAD]\n[unused0]\n", "a vocab.txt, not a tokenizer.json"),
+            ("", "an empty file, not a tokenizer.json"),
+            (
+                "version https://git-lfs.github.com/spec/v1",
+                "a Git LFS pointer, not the file itself (run git lfs pull), not a tokenizer.json",
             ),
-            "{error}"
-        );
+        ] {
+            assert_eq!(fault(text, 9), what);
+        }
+        assert!(fault("{}", 9).starts_with("no tokenizer: "));
+    }
+
+    #[test]
+    fn a_damaged_vocabulary_is_made_anew_and_none_is_fatal() {
+        let root = tempfile::tempdir().unwrap();
+        let load = || WordPieces::train_or_load_in(Cache::below(root.path()), &corpus(), 200);
+        let (first, Cached::Trained(path)) = load().unwrap() else {
+            panic!("nothing was there")
+        };
+        for damage in ["", "{", "{}"] {
+            std::fs::write(&path, damage).unwrap();
+            let (pieces, cached) = load().unwrap();
+            assert!(
+                matches!(cached, Cached::Trained(_)),
+                "{damage:?}: {cached:?}"
+            );
+            assert_eq!(pieces.vocabulary(), first.vocabulary());
+            assert!(matches!(load().unwrap().1, Cached::Found(_)));
+        }
+        let closed = Err(std::io::Error::other("closed"));
+        let (_, cached) = WordPieces::train_or_load_in(closed, &corpus(), 200).unwrap();
+        assert!(matches!(cached, Cached::NotKept(why) if why == "closed"));
     }
 }

@@ -36,9 +36,9 @@ pub struct SelfAttention {
 impl SelfAttention {
     fn new(config: &BertConfig, device: &Device) -> Self {
         Self {
-            query: dense(config.hidden, config.hidden, device),
-            key: dense(config.hidden, config.hidden, device),
-            value: dense(config.hidden, config.hidden, device),
+            query: dense(config.hidden, config.hidden, config, device),
+            key: dense(config.hidden, config.hidden, config, device),
+            value: dense(config.hidden, config.hidden, config, device),
             dropout: DropoutConfig::new(config.dropout).init(),
             heads: config.heads,
         }
@@ -78,7 +78,7 @@ pub struct Projection {
 impl Projection {
     pub(super) fn new(width: usize, config: &BertConfig, device: &Device) -> Self {
         Self {
-            dense: dense(width, config.hidden, device),
+            dense: dense(width, config.hidden, config, device),
             layer_norm: layer_norm(config, device),
             dropout: DropoutConfig::new(config.dropout).init(),
         }

@@ -4,7 +4,7 @@ use burn::module::Initializer;
 use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm};
 use burn::prelude::*;
 
-use super::{INIT_STD, Input, layer_norm};
+use super::{Input, layer_norm};
 use crate::config::{BertConfig, PAD_ID};
 
 /// The sum of three learned embeddings, normalized.
@@ -27,7 +27,7 @@ impl Embeddings {
             EmbeddingConfig::new(rows, config.hidden)
                 .with_initializer(Initializer::Normal {
                     mean: 0.0,
-                    std: INIT_STD,
+                    std: config.init_std,
                 })
                 .init(device)
         };

@@ -31,7 +31,7 @@ impl Layer {
         Self {
             attention: Attention::new(config, device),
             intermediate: Intermediate {
-                dense: dense(config.hidden, config.intermediate, device),
+                dense: dense(config.hidden, config.intermediate, config, device),
             },
             output: Projection::new(config.intermediate, config, device),
         }

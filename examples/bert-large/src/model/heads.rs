@@ -18,7 +18,7 @@ pub struct Pooler {
 impl Pooler {
     pub(super) fn new(config: &BertConfig, device: &Device) -> Self {
         Self {
-            dense: dense(config.hidden, config.hidden, device),
+            dense: dense(config.hidden, config.hidden, config, device),
         }
     }
 
@@ -74,14 +74,14 @@ impl Heads {
         Self {
             predictions: MaskedLmHead {
                 transform: Transform {
-                    dense: dense(config.hidden, config.hidden, device),
+                    dense: dense(config.hidden, config.hidden, config, device),
                     layer_norm: layer_norm(config, device),
                 },
                 bias: Initializer::Zeros.init([config.vocab_size], device),
             },
             seq_relationship: config
                 .next_sentence
-                .then(|| dense(config.hidden, 2, device)),
+                .then(|| dense(config.hidden, 2, config, device)),
         }
     }
 
@@ -93,11 +93,7 @@ impl Heads {
         targets: &Targets,
         words: &Embedding,
     ) -> Tensor<1> {
-        let [rows, length, width] = hidden.dims();
-        let hidden = hidden
-            .reshape([rows * length, width])
-            .select(0, targets.positions.clone());
-        let logits = self.predictions.forward(hidden, words);
+        let logits = self.scores(hidden, targets.positions.clone(), words);
         let sum = cross_entropy_sum(logits, targets.labels.clone());
         // The stand-in of an empty batch stays in the graph with weight zero: every parameter
         // takes part in every step, on every rank.
@@ -107,6 +103,25 @@ impl Heads {
             1.0 / targets.masked as f64
         };
         sum * weight
+    }
+
+    /// The most likely token at each of `positions`.
+    pub(super) fn guesses(
+        &self,
+        hidden: Tensor<3>,
+        positions: Tensor<1, Int>,
+        words: &Embedding,
+    ) -> Tensor<1, Int> {
+        self.scores(hidden, positions, words)
+            .argmax(1)
+            .squeeze_dim(1)
+    }
+
+    /// Scores of every token at each of `positions` of the flattened batch.
+    fn scores(&self, hidden: Tensor<3>, positions: Tensor<1, Int>, words: &Embedding) -> Tensor<2> {
+        let [rows, length, width] = hidden.dims();
+        let hidden = hidden.reshape([rows * length, width]).select(0, positions);
+        self.predictions.forward(hidden, words)
     }
 
     /// Mean cross-entropy over the rows.

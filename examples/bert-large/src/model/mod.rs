@@ -20,9 +20,6 @@ use burn::prelude::*;
 
 use crate::config::BertConfig;
 
-/// Standard deviation of every weight at the start; biases start at zero, norms at one.
-pub(crate) const INIT_STD: f64 = 0.02;
-
 /// A batch of token rows, all of one length.
 #[derive(Clone, Debug)]
 pub struct Input {
@@ -116,6 +113,14 @@ impl BertForPreTraining {
         }
     }
 
+    /// The most likely token at each of `positions` of the flattened batch, `[n]`.
+    pub fn guesses(&self, input: &Input, positions: Tensor<1, Int>) -> Tensor<1, Int> {
+        let embedded = self.bert.embeddings.forward(input);
+        let hidden = self.bert.encoder.forward(embedded, input);
+        let words = &self.bert.embeddings.word_embeddings;
+        self.cls.guesses(hidden, positions, words)
+    }
+
     /// The state after the embeddings and after each layer, `[rows, length, hidden]` each.
     pub fn hidden_states(&self, input: &Input) -> Vec<Tensor<3>> {
         let embedded = self.bert.embeddings.forward(input);
@@ -124,11 +129,16 @@ impl BertForPreTraining {
 }
 
 /// A dense layer with BERT's initial values.
-pub(crate) fn dense(d_input: usize, d_output: usize, device: &Device) -> Linear {
+pub(crate) fn dense(
+    d_input: usize,
+    d_output: usize,
+    config: &BertConfig,
+    device: &Device,
+) -> Linear {
     let mut linear = LinearConfig::new(d_input, d_output)
         .with_initializer(Initializer::Normal {
             mean: 0.0,
-            std: INIT_STD,
+            std: config.init_std,
         })
         .init(device);
     linear.bias = Some(Initializer::Zeros.init([d_output], device));

@@ -1,14 +1,19 @@
-//! Reads a Hugging Face checkpoint (`model.safetensors`) into the model.
+//! Reads a Hugging Face checkpoint into the model: `model.safetensors`, or the
+//! `model.safetensors.index.json` of one in several files.
+//!
+//! [`checkpoint`] reads files and undoes what differs between them; here their tensors meet the
+//! model's. The encoder and the embeddings have to be there. Heads that a checkpoint lacks are drawn,
+//! as Hugging Face does it, and said.
+
+mod checkpoint;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::module::{ModuleVisitor, Param};
 use burn::prelude::*;
-use burn_store::{
-    FloatCastAdapter, ModuleAdapter, ModuleStore, PyTorchToBurnAdapter, SafetensorsStore,
-    SafetensorsStoreError,
-};
+use burn_store::burn_pack;
+use burn_store::{FloatCastAdapter, ModuleAdapter, ModuleSnapshot, PyTorchToBurnAdapter};
 
 use crate::error::Error;
 use crate::model::BertForPreTraining;
@@ -21,12 +26,11 @@ const SPELLINGS: [(&str, &str); 4] = [
     (".layer_norm.bias", ".layer_norm.beta"),
 ];
 
-/// Tensors some checkpoints carry that are no parameters: the decoder is the word embedding
-/// (and its bias the head's), and position ids count from zero.
-const NOT_PARAMETERS: [&str; 3] = [
-    "cls.predictions.decoder.weight",
-    "cls.predictions.decoder.bias",
-    "position_ids",
+/// What a checkpoint may lack as a whole, and how its tensors' names start.
+const HEADS: [(&str, &str); 3] = [
+    ("pooler", "bert.pooler."),
+    ("next-sentence head", "cls.seq_relationship."),
+    ("masked-token head", "cls.predictions."),
 ];
 
 /// A parameter's name in the model, for the spelling of a checkpoint.
@@ -46,66 +50,73 @@ pub fn hugging_face_name(path: &str) -> String {
         .fold(path.to_owned(), |name, (to, from)| name.replace(from, to))
 }
 
-/// Checks that a file holds each parameter of the model, in its shape, and nothing else. Reads
-/// names and shapes only, and allocates no parameter.
+/// Checks that a checkpoint holds each parameter of the model, in its shape, and nothing else.
+/// Allocates no parameter. Returns which heads it lacks.
 ///
 /// # Errors
-/// The file cannot be read, or a tensor is missing, unknown or of another shape.
-pub fn check(model: &BertForPreTraining, path: &Path) -> Result<(), Error> {
-    let mut store = open(path)?;
-    let tensors = store
-        .get_all_tensors()
-        .map_err(|source| unreadable(path, source))?;
-    let found: BTreeMap<&str, Vec<usize>> = tensors
-        .iter()
-        .filter(|(name, _)| !NOT_PARAMETERS.iter().any(|other| name.ends_with(other)))
-        .map(|(name, tensor)| (name.as_str(), tensor.shape.to_vec()))
-        .collect();
-    let expected = shapes(model);
+/// The file cannot be read or is another one, a tensor is missing, unknown or of another shape, or
+/// the output weights are not the word embeddings.
+pub fn check(model: &BertForPreTraining, path: &Path) -> Result<Vec<&'static str>, Error> {
+    fitting(model, path).map(|(_, lacking)| lacking)
+}
 
-    let first = |mut names: Vec<String>| {
-        let others = names.len().saturating_sub(1);
-        names
-            .drain(..)
-            .next()
-            .map(|name| (hugging_face_name(&name), name, others))
-    };
+/// The tensors of a checkpoint by their names in the model, and the heads that it lacks.
+fn fitting(
+    model: &BertForPreTraining,
+    path: &Path,
+) -> Result<(Vec<burn_pack::Tensor>, Vec<&'static str>), Error> {
+    let found = checkpoint::read(path)?;
+    let mut expected: BTreeMap<String, Vec<usize>> = shapes(model)
+        .into_iter()
+        .map(|(name, shape)| (hugging_face_name(&name), shape))
+        .collect();
+    let mut lacking = Vec::new();
+    for (head, prefix) in HEADS {
+        let is_there = found.keys().any(|name| name.starts_with(prefix));
+        let is_expected = expected.keys().any(|name| name.starts_with(prefix));
+        if is_expected && !is_there {
+            expected.retain(|name, _| !name.starts_with(prefix));
+            lacking.push(head);
+        }
+    }
     for (name, expected) in &expected {
-        if let Some(found) = found.get(name.as_str()).filter(|found| *found != expected) {
-            let (path, tensor) = (path.into(), hugging_face_name(name));
-            let (found, expected) = (found.clone(), expected.clone());
+        let shape = found.get(name).map(|tensor| tensor.shape.to_vec());
+        if let Some(found) = shape.filter(|found| found != expected) {
             return Err(Error::TensorShape {
-                path,
-                tensor,
+                path: path.into(),
+                tensor: name.clone(),
                 found,
-                expected,
+                expected: expected.clone(),
             });
         }
     }
-    let missing = expected
-        .keys()
-        .filter(|name| !found.contains_key(name.as_str()))
-        .cloned();
-    if let Some((tensor, name, others)) = first(missing.collect()) {
-        let expected = expected[&name].clone();
+    let mut missing = expected
+        .iter()
+        .filter(|(name, _)| !found.contains_key(*name));
+    if let Some((tensor, expected)) = missing.next() {
         return Err(Error::TensorMissing {
             path: path.into(),
-            tensor,
-            expected,
-            others,
+            tensor: tensor.clone(),
+            expected: expected.clone(),
+            others: missing.count(),
         });
     }
-    let unknown = found.keys().filter(|name| !expected.contains_key(**name));
-    if let Some((tensor, name, others)) = first(unknown.map(|name| name.to_string()).collect()) {
-        let found = found[name.as_str()].clone();
+    let mut unknown = found
+        .iter()
+        .filter(|(name, _)| !expected.contains_key(*name));
+    if let Some((name, tensor)) = unknown.next() {
         return Err(Error::TensorUnknown {
             path: path.into(),
-            tensor,
-            found,
-            others,
+            tensor: name.clone(),
+            found: tensor.shape.to_vec(),
+            others: unknown.count(),
         });
     }
-    Ok(())
+    let tensors = found.into_iter().map(|(name, mut tensor)| {
+        tensor.name = model_name(&name);
+        tensor
+    });
+    Ok((tensors.collect(), lacking))
 }
 
 /// Loads a file that [`check`] accepts; half-precision weights are widened or narrowed to the
@@ -114,7 +125,7 @@ pub fn check(model: &BertForPreTraining, path: &Path) -> Result<(), Error> {
 /// # Errors
 /// As [`check`], or the file changed in between.
 pub fn load(mut model: BertForPreTraining, path: &Path) -> Result<BertForPreTraining, Error> {
-    check(&model, path)?;
+    let (tensors, _) = fitting(&model, path)?;
     let device = model
         .devices()
         .first()
@@ -122,30 +133,22 @@ pub fn load(mut model: BertForPreTraining, path: &Path) -> Result<BertForPreTrai
         .unwrap_or_else(Device::flex);
     let dtype = device.settings().float_dtype.into();
     let adapter = PyTorchToBurnAdapter.chain(FloatCastAdapter::to(dtype));
-    open(path)?
-        .with_from_adapter(adapter)
-        .apply_to(&mut model)
-        .map_err(|source| unreadable(path, source))?;
-    Ok(model)
-}
-
-fn open(path: &Path) -> Result<SafetensorsStore, Error> {
-    // Asked first, for a plainer message than the store's.
-    std::fs::File::open(path).map_err(|source| Error::Read {
-        path: path.into(),
-        source,
-    })?;
-    Ok(SPELLINGS.iter().fold(
-        SafetensorsStore::from_file(PathBuf::from(path)),
-        |store, (from, to)| store.with_key_remapping(from.replace('.', r"\."), *to),
-    ))
-}
-
-fn unreadable(path: &Path, source: SafetensorsStoreError) -> Error {
-    Error::Safetensors {
-        path: path.into(),
-        source: Box::new(source),
+    let given = tensors.len();
+    let result = model.apply(tensors, None, Some(Box::new(adapter)), false);
+    if let Some(error) = result.errors.first() {
+        return Err(Error::Weights {
+            path: path.into(),
+            reason: error.to_string(),
+        });
     }
+    // Whatever is not applied would be drawn, without a word.
+    if result.applied.len() != given {
+        return Err(Error::Weights {
+            path: path.into(),
+            reason: format!("{} of {given} tensors were taken", result.applied.len()),
+        });
+    }
+    Ok(model)
 }
 
 /// Every parameter's path in the model and its shape in a checkpoint: a dense layer's weight is
