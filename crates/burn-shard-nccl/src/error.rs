@@ -2,7 +2,7 @@
 //!
 //! Once a communicator stands, these reach users inside [`burn_shard_comm::Error`].
 
-use std::{path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use burn_shard_comm::Error;
 
@@ -56,6 +56,25 @@ pub enum NcclError {
     DriverMissing {
         /// Where else the loader looked.
         search: String,
+    },
+
+    /// The driver is older than what this crate was written for.
+    #[error(
+        "the NVIDIA driver is for CUDA {found}, expected {minimum} or later (update it to 525 or later; a container uses the driver of its host)",
+        minimum = CudaVersion::MINIMUM
+    )]
+    DriverTooOld {
+        /// The newest CUDA that the driver is for.
+        found: CudaVersion,
+    },
+
+    /// The device, or the container it is lent to, has no stream-ordered memory pools.
+    #[error(
+        "device {device} has no memory pools, as some virtual GPUs have none (use a whole GPU, or another communicator than NCCL)"
+    )]
+    NoMemoryPools {
+        /// The device.
+        device: usize,
     },
 
     /// A call of the driver failed.
@@ -146,4 +165,19 @@ pub enum NcclError {
     /// The control group failed.
     #[error("the control group failed: {0}")]
     Group(#[from] Error),
+}
+
+/// A version of CUDA, as `cuDriverGetVersion` tells it: 12080 is 12.8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CudaVersion(pub i32);
+
+impl CudaVersion {
+    /// The oldest whose drivers (525 and later) are supported.
+    pub const MINIMUM: Self = Self(12_000);
+}
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 / 10 % 100)
+    }
 }
