@@ -49,6 +49,7 @@ mod control;
 pub mod cube;
 mod error;
 mod norm;
+mod ranges;
 pub mod reference;
 mod sgd;
 
@@ -58,4 +59,5 @@ pub use adam::{
 pub use control::{HalfMut, StepControl};
 pub use error::Error;
 pub use norm::{clip_coefficient, max_abs, sum_of_powers, sum_of_squares};
+pub use ranges::merge_ranges;
 pub use sgd::{MomentumHyper, SgdHyper, SgdSlices, sgd_step, sgd_step_with};

@@ -70,9 +70,7 @@ impl Communicator for NcclCommunicator {
         if let Some(output) = output.as_deref() {
             self.link.checked_output(&call, output)?;
         }
-        let on_device = input
-            .as_ref()
-            .is_some_and(|input| input.device().is_some());
+        let on_device = input.as_ref().is_some_and(|input| input.device().is_some());
         let mut work = self.send(call, input, root)?;
         match output {
             Some(output) => Box::new(work).finish(output),

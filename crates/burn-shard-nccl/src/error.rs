@@ -77,6 +77,21 @@ pub enum NcclError {
         device: usize,
     },
 
+    /// CubeCL would not find the functions of its CUDA kernels.
+    #[error(
+        "no libdevice.10.bc for CUDA kernels with exp, log, tanh or erf: looked for {looked} ({})",
+        match hidden {
+            Some(good) => format!("unset CUDA_PATH: {} is there", good.display()),
+            None => "install a CUDA toolkit, or `pip install nvidia-cuda-nvcc-cu12` and set CUDA_PATH to the folder nvidia/cuda_nvcc of the package; a driver does not bring it".to_owned(),
+        }
+    )]
+    LibdeviceMissing {
+        /// Where CubeCL looks.
+        looked: String,
+        /// What CubeCL would find, if `CUDA_PATH` were not set.
+        hidden: Option<PathBuf>,
+    },
+
     /// A call of the driver failed.
     #[error("device {device}: {function} failed: {message}")]
     Driver {

@@ -13,6 +13,7 @@
 //! | `device` | segments in that memory, and their owner's part |
 //! | `stage`, `staging` | segments as NCCL takes them; page-locked memory for those on the host |
 //! | `in_flight`, `work` | what was started: waiting, failing, results |
+//! | `libdevice`, [`doctor`] | what else a machine lacks for training |
 //! | `communicator`, `collectives` | how ranks begin and end, and the collectives |
 //!
 //! # Who may touch a buffer when
@@ -62,9 +63,11 @@ mod communicator;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
+pub mod doctor;
 mod error;
 mod group;
 mod in_flight;
+mod libdevice;
 mod library;
 mod memory;
 mod stage;
@@ -78,5 +81,6 @@ pub use communicator::process_group;
 pub use cuda::Cuda;
 pub use device::{DeviceSegments, Owner};
 pub use error::{CudaVersion, NcclError};
+pub use libdevice::find_libdevice;
 pub use library::{Nccl, Version};
 pub use memory::{Event, Memory};
