@@ -16,7 +16,7 @@ use burn_shard_kernel_checks::{
 use burn_shard_kernels::cube::{
     AdamBuffers, Dtype, FlatBuffer, StepControl, adam_step, adamw_step,
 };
-use burn_shard_kernels::{AdamHyper, WeightDecay, reference};
+use burn_shard_kernels::{AdamHyper, WeightDecay, merge_ranges, reference};
 use cubecl::client::Client;
 
 on_every_runtime!(
@@ -26,6 +26,7 @@ on_every_runtime!(
     clipping_and_loss_scale_are_read_from_the_device,
     an_overflow_leaves_everything_as_it_was,
     elements_outside_of_the_ranges_stay,
+    padding_of_zeros_stays_zero_in_one_launch_for_all_members,
 );
 // Flushing of denormals and the result of NaN comparisons are left open on GPUs.
 only_on!(cpu: values_that_are_not_ordinary_step_like_the_scalar_loop);
@@ -488,4 +489,53 @@ fn elements_outside_of_the_ranges_stay(client: &Client) {
         }
     }
     run.check("ranges");
+}
+
+/// Members that follow each other are one range, which gives the bits of a range each.
+fn padding_of_zeros_stays_zero_in_one_launch_for_all_members(client: &Client) {
+    const ALIGN: usize = 128;
+    let numels = [1usize, 127, 128, 129, 1000, 3];
+    let (mut ranges, mut numel) = (Vec::new(), 0usize);
+    for members in numels {
+        ranges.push(numel..numel + members);
+        numel = (numel + members).next_multiple_of(ALIGN);
+    }
+    let merged = merge_ranges(&ranges, ALIGN);
+    assert_eq!(merged.len(), 1);
+    let mut rng = Rng(5);
+    let padded = |values: Vec<f32>| -> Vec<f32> {
+        let inside = |i: usize| ranges.iter().any(|range| range.contains(&i));
+        let each = values.into_iter().enumerate();
+        each.map(|(i, value)| if inside(i) { value } else { 0.0 })
+            .collect()
+    };
+    let param = padded(rng.values(numel));
+    for (decoupled, weight_decay) in VARIANTS {
+        let results = [&ranges, &merged].map(|ranges| {
+            let buffers = [param.clone(), vec![0.0; numel], vec![0.0; numel]]
+                .map(|values| upload(client, &values, Dtype::F32));
+            for time in 1..=3 {
+                let grad = padded(Rng(time as u64).values(numel));
+                let grad = upload(client, &grad, Dtype::F32);
+                let [param, moment_1, moment_2] = &buffers;
+                let buffers = AdamBuffers {
+                    param,
+                    grad: &grad,
+                    moment_1,
+                    moment_2,
+                    copy: None,
+                };
+                let step = if decoupled { adamw_step } else { adam_step };
+                let control = StepControl::default();
+                let hyper = hyper(weight_decay);
+                step(client, &buffers, &control, ranges, time, 0.01, &hyper).unwrap();
+            }
+            buffers.map(|buffer| download(client, &buffer))
+        });
+        for (apart, together) in results[0].iter().zip(&results[1]) {
+            assert_same_bits("together", apart, together);
+            let zeros = padded(together.clone());
+            assert_same_bits("padding", &zeros, together);
+        }
+    }
 }

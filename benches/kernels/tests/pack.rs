@@ -5,15 +5,16 @@
 use burn_shard_kernel_checks::{
     Rng, assert_same_bits, download, dtypes, on_every_runtime, rounded, to_bytes, upload,
 };
-#[cfg(feature = "cpu")]
-use burn_shard_kernels::cube::FlatBuffer;
-use burn_shard_kernels::cube::{Dtype, Slot, Strategy, StridedTensor, pack, unpack};
+use burn_shard_kernels::cube::{
+    Dtype, FlatBuffer, Slot, Strategy, StridedTensor, pack, unpack, zero,
+};
 use cubecl::client::Client;
 
 on_every_runtime!(
     tensors_of_any_shape_and_place_reach_their_slots,
     what_was_packed_comes_back,
     bits_survive_a_copy_without_a_cast,
+    zeros_are_written_to_a_buffer_and_nowhere_else,
 );
 
 const STRATEGIES: [Strategy; 3] = [
@@ -290,5 +291,21 @@ fn a_slot_beyond_32_bits_is_reached_and_no_other() {
         assert_same_bits("far", &expected, &download(&client, &at(far)));
         assert_same_bits("near", &[UNTOUCHED; 1024], &download(&client, &at(64)));
         fill(far, UNTOUCHED);
+    }
+}
+
+fn zeros_are_written_to_a_buffer_and_nowhere_else(client: &Client) {
+    let alignment = usize::try_from(client.properties().memory.alignment).unwrap();
+    for dtype in dtypes(client) {
+        for numel in [0, 1, 15, 16, 17, 4099, 70_016] {
+            let start = alignment / dtype.size_bytes();
+            let values = vec![UNTOUCHED; start + numel + 5];
+            let whole = upload(client, &values, dtype);
+            let part = FlatBuffer::new(client, whole.handle(), start, numel, dtype).unwrap();
+            zero(client, &part).unwrap();
+            let mut expected = values;
+            expected[start..start + numel].fill(0.0);
+            assert_same_bits("zeros", &expected, &download(client, &whole));
+        }
     }
 }

@@ -4,6 +4,7 @@
 use multiversion::multiversion;
 
 use crate::chunk::{Lockstep, in_chunks};
+use crate::control::{HalfMut, StepControl, check_copy, split_copy};
 use crate::error::{Error, check_finite, check_numel, check_time, narrow};
 
 /// How parameters are pulled towards zero.
@@ -78,10 +79,32 @@ pub fn adam_step(
         grad,
         moment_1,
         moment_2,
+        copy: None,
     };
+    adam_step_with(slices, &StepControl::default(), time, lr, hyper)
+}
+
+/// Makes one step of [`adam_step`] with what `control` says, in the same single pass, and rounds the
+/// new parameters to the copy, if there is one.
+///
+/// # Errors
+///
+/// Those of [`adam_step`], and [`Error::NotFinite`] for a loss scale of 0 or one that is not finite.
+pub fn adam_step_with(
+    slices: AdamSlices<'_>,
+    control: &StepControl,
+    time: usize,
+    lr: f64,
+    hyper: &AdamHyper,
+) -> Result<(), Error> {
     let scalars = AdamScalars::new(time, lr, hyper)?;
+    let scale = control.grad_scale()?;
     slices.check()?;
-    in_chunks(slices, &|slices| adam_chunk(slices, &scalars));
+    if !control.found_inf {
+        in_chunks(slices, &|slices| {
+            slices.step(|slices| adam_chunk(slices, &scalars, scale));
+        });
+    }
     Ok(())
 }
 
@@ -121,26 +144,77 @@ pub fn adamw_step(
         grad,
         moment_1,
         moment_2,
+        copy: None,
     };
+    adamw_step_with(slices, &StepControl::default(), time, lr, hyper)
+}
+
+/// Makes one step of [`adamw_step`] with what `control` says, in the same single pass, and rounds the
+/// new parameters to the copy, if there is one.
+///
+/// # Errors
+///
+/// Those of [`adamw_step`], and [`Error::NotFinite`] for a loss scale of 0 or one that is not finite.
+pub fn adamw_step_with(
+    slices: AdamSlices<'_>,
+    control: &StepControl,
+    time: usize,
+    lr: f64,
+    hyper: &AdamHyper,
+) -> Result<(), Error> {
     let scalars = AdamWScalars::new(time, lr, hyper)?;
+    let scale = control.grad_scale()?;
     slices.check()?;
-    in_chunks(slices, &|slices| adamw_chunk(slices, &scalars));
+    if !control.found_inf {
+        in_chunks(slices, &|slices| {
+            slices.step(|slices| adamw_chunk(slices, &scalars, scale));
+        });
+    }
     Ok(())
 }
 
-/// The four slices either step walks.
-struct AdamSlices<'a> {
-    param: &'a mut [f32],
-    grad: &'a [f32],
-    moment_1: &'a mut [f32],
-    moment_2: &'a mut [f32],
+/// What one step reads and writes. All have as many elements as `param`.
+#[derive(Debug)]
+pub struct AdamSlices<'a> {
+    /// The master weights, stepped in place.
+    pub param: &'a mut [f32],
+    /// The gradient.
+    pub grad: &'a [f32],
+    /// The first moment, updated in place.
+    pub moment_1: &'a mut [f32],
+    /// The second moment, updated in place.
+    pub moment_2: &'a mut [f32],
+    /// Where the new weights also go, in half precision.
+    pub copy: Option<HalfMut<'a>>,
 }
 
 impl AdamSlices<'_> {
     fn check(&self) -> Result<(), Error> {
         check_numel("grad", self.grad.len(), self.param.len())?;
         check_numel("moment_1", self.moment_1.len(), self.param.len())?;
-        check_numel("moment_2", self.moment_2.len(), self.param.len())
+        check_numel("moment_2", self.moment_2.len(), self.param.len())?;
+        check_copy(self.copy.as_ref(), self.param.len())
+    }
+
+    /// Steps one chunk and copies it while it is in a cache.
+    fn step(self, step: impl Fn(AdamSlices<'_>)) {
+        let Self {
+            param,
+            grad,
+            moment_1,
+            moment_2,
+            copy,
+        } = self;
+        step(AdamSlices {
+            param: &mut *param,
+            grad,
+            moment_1,
+            moment_2,
+            copy: None,
+        });
+        if let Some(mut copy) = copy {
+            copy.round(param);
+        }
     }
 }
 
@@ -154,18 +228,21 @@ impl Lockstep for AdamSlices<'_> {
         let (grad, grad_rest) = self.grad.split_at(mid);
         let (moment_1, moment_1_rest) = self.moment_1.split_at_mut(mid);
         let (moment_2, moment_2_rest) = self.moment_2.split_at_mut(mid);
+        let (copy, copy_rest) = split_copy(self.copy, mid);
         (
             Self {
                 param,
                 grad,
                 moment_1,
                 moment_2,
+                copy,
             },
             Self {
                 param: param_rest,
                 grad: grad_rest,
                 moment_1: moment_1_rest,
                 moment_2: moment_2_rest,
+                copy: copy_rest,
             },
         )
     }
@@ -280,12 +357,12 @@ pub(crate) fn power(beta: f32, time: i32) -> f32 {
 // Each kernel picks its loop once, outside: inside there is nothing to branch on.
 
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn adam_chunk(slices: AdamSlices, scalars: &AdamScalars) {
+fn adam_chunk(slices: AdamSlices, scalars: &AdamScalars, scale: f32) {
     match (scalars.first, scalars.penalty) {
-        (true, None) => adam_loop::<true, false>(slices, scalars, 0.0),
-        (true, Some(penalty)) => adam_loop::<true, true>(slices, scalars, penalty),
-        (false, None) => adam_loop::<false, false>(slices, scalars, 0.0),
-        (false, Some(penalty)) => adam_loop::<false, true>(slices, scalars, penalty),
+        (true, None) => adam_loop::<true, false>(slices, scalars, scale, 0.0),
+        (true, Some(penalty)) => adam_loop::<true, true>(slices, scalars, scale, penalty),
+        (false, None) => adam_loop::<false, false>(slices, scalars, scale, 0.0),
+        (false, Some(penalty)) => adam_loop::<false, true>(slices, scalars, scale, penalty),
     }
 }
 
@@ -293,6 +370,7 @@ fn adam_chunk(slices: AdamSlices, scalars: &AdamScalars) {
 fn adam_loop<const FIRST: bool, const L2: bool>(
     slices: AdamSlices<'_>,
     s: &AdamScalars,
+    scale: f32,
     penalty: f32,
 ) {
     let AdamSlices {
@@ -300,9 +378,11 @@ fn adam_loop<const FIRST: bool, const L2: bool>(
         grad,
         moment_1,
         moment_2,
+        copy: _,
     } = slices;
     let moments = moment_1.iter_mut().zip(moment_2);
     for ((param, &grad), (moment_1, moment_2)) in param.iter_mut().zip(grad).zip(moments) {
+        let grad = grad * scale;
         let grad = if L2 { *param * penalty + grad } else { grad };
         let (m1, m2) = if FIRST {
             (grad * s.factor_1, grad * grad * s.factor_2)
@@ -320,12 +400,12 @@ fn adam_loop<const FIRST: bool, const L2: bool>(
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn adamw_chunk(slices: AdamSlices, scalars: &AdamWScalars) {
+fn adamw_chunk(slices: AdamSlices, scalars: &AdamWScalars, scale: f32) {
     match (scalars.first, scalars.retained) {
-        (true, None) => adamw_loop::<true, false>(slices, scalars, 1.0),
-        (true, Some(retained)) => adamw_loop::<true, true>(slices, scalars, retained),
-        (false, None) => adamw_loop::<false, false>(slices, scalars, 1.0),
-        (false, Some(retained)) => adamw_loop::<false, true>(slices, scalars, retained),
+        (true, None) => adamw_loop::<true, false>(slices, scalars, scale, 1.0),
+        (true, Some(retained)) => adamw_loop::<true, true>(slices, scalars, scale, retained),
+        (false, None) => adamw_loop::<false, false>(slices, scalars, scale, 1.0),
+        (false, Some(retained)) => adamw_loop::<false, true>(slices, scalars, scale, retained),
     }
 }
 
@@ -333,6 +413,7 @@ fn adamw_chunk(slices: AdamSlices, scalars: &AdamWScalars) {
 fn adamw_loop<const FIRST: bool, const DECAY: bool>(
     slices: AdamSlices<'_>,
     s: &AdamWScalars,
+    scale: f32,
     retained: f32,
 ) {
     let AdamSlices {
@@ -340,9 +421,11 @@ fn adamw_loop<const FIRST: bool, const DECAY: bool>(
         grad,
         moment_1,
         moment_2,
+        copy: _,
     } = slices;
     let moments = moment_1.iter_mut().zip(moment_2);
     for ((param, &grad), (moment_1, moment_2)) in param.iter_mut().zip(grad).zip(moments) {
+        let grad = grad * scale;
         let (m1, m2) = if FIRST {
             (grad * s.factor_1, grad * grad * s.factor_2)
         } else {

@@ -1,9 +1,9 @@
 //! This crate provides fused optimizer steps over flat slices of `f32`: one pass over memory where
 //! Burn's stock optimizers make one pass per tensor operation.
 //!
-//! What lives here: Adam, [AdamW](adamw_step) and SGD on host memory, a plain scalar loop for each in
-//! [`mod@reference`], and, with the feature `cubecl`, the same on devices in `cube`, with copy-in,
-//! copy-out and norms. What does not: parameters, modules, ranks, learning rate schedules. A step sees
+//! What lives here: Adam, [AdamW](adamw_step) and SGD on host memory, [norms](sum_of_squares) for
+//! clipping, a plain scalar loop for each step in [`mod@reference`], and, with the feature `cubecl`, the
+//! same on devices in `cube`, with copy-in and copy-out. What does not: parameters, modules, ranks, learning rate schedules. A step sees
 //! only the elements it is given, so a rank may pass its shard of a flat parameter.
 //!
 //! # Equality with Burn
@@ -44,12 +44,20 @@
 
 mod adam;
 mod chunk;
+mod control;
 #[cfg(feature = "cubecl")]
 pub mod cube;
 mod error;
+mod norm;
+mod ranges;
 pub mod reference;
 mod sgd;
 
-pub use adam::{AdamHyper, WeightDecay, adam_step, adamw_step};
+pub use adam::{
+    AdamHyper, AdamSlices, WeightDecay, adam_step, adam_step_with, adamw_step, adamw_step_with,
+};
+pub use control::{HalfMut, StepControl};
 pub use error::Error;
-pub use sgd::{MomentumHyper, SgdHyper, sgd_step};
+pub use norm::{clip_coefficient, max_abs, sum_of_powers, sum_of_squares};
+pub use ranges::merge_ranges;
+pub use sgd::{MomentumHyper, SgdHyper, SgdSlices, sgd_step, sgd_step_with};

@@ -3,6 +3,7 @@
 use multiversion::multiversion;
 
 use crate::chunk::{Lockstep, in_chunks};
+use crate::control::{HalfMut, StepControl, check_copy, split_copy};
 use crate::error::{Error, check_finite, check_numel, check_time, narrow};
 
 /// Momentum of [`sgd_step`]; the types and defaults are those of Burn's `MomentumConfig`.
@@ -65,24 +66,49 @@ pub fn sgd_step(
     lr: f64,
     hyper: &SgdHyper,
 ) -> Result<(), Error> {
+    let slices = SgdSlices {
+        param,
+        grad,
+        velocity,
+        copy: None,
+    };
+    sgd_step_with(slices, &StepControl::default(), time, lr, hyper)
+}
+
+/// What one step reads and writes. All have as many elements as `param`.
+#[derive(Debug)]
+pub struct SgdSlices<'a> {
+    /// The master weights, stepped in place.
+    pub param: &'a mut [f32],
+    /// The gradient.
+    pub grad: &'a [f32],
+    /// The velocity, updated in place; there is one where there is momentum.
+    pub velocity: Option<&'a mut [f32]>,
+    /// Where the new weights also go, in half precision.
+    pub copy: Option<HalfMut<'a>>,
+}
+
+/// Makes one step of [`sgd_step`] with what `control` says, in the same single pass, and rounds the new
+/// parameters to the copy, if there is one.
+///
+/// # Errors
+///
+/// Those of [`sgd_step`], and [`Error::NotFinite`] for a loss scale of 0 or one that is not finite.
+pub fn sgd_step_with(
+    slices: SgdSlices<'_>,
+    control: &StepControl,
+    time: usize,
+    lr: f64,
+    hyper: &SgdHyper,
+) -> Result<(), Error> {
     let scalars = SgdScalars::new(time, lr, hyper)?;
-    check_numel("grad", grad.len(), param.len())?;
-    match (&hyper.momentum, velocity) {
-        (None, None) => {
-            let slices = PlainSlices { param, grad };
-            in_chunks(slices, &|slices| {
-                plain_chunk(slices, scalars.lr, scalars.penalty)
-            });
-        }
-        (Some(_), Some(velocity)) => {
-            check_numel("velocity", velocity.len(), param.len())?;
-            let slices = MomentumSlices {
-                param,
-                grad,
-                velocity,
-            };
-            in_chunks(slices, &|slices| momentum_chunk(slices, &scalars));
-        }
+    let scale = control.grad_scale()?;
+    let numel = slices.param.len();
+    check_numel("grad", slices.grad.len(), numel)?;
+    check_copy(slices.copy.as_ref(), numel)?;
+    match (&hyper.momentum, &slices.velocity) {
+        (None, None) => {}
+        (Some(_), Some(velocity)) => check_numel("velocity", velocity.len(), numel)?,
         (Some(_), None) => return Err(Error::MissingVelocity),
         (None, Some(velocity)) => {
             return Err(Error::UnexpectedVelocity {
@@ -90,16 +116,39 @@ pub fn sgd_step(
             });
         }
     }
+    if !control.found_inf {
+        in_chunks(slices, &|slices| slices.step(&scalars, scale));
+    }
     Ok(())
 }
 
-/// What SGD without momentum walks.
-struct PlainSlices<'a> {
-    param: &'a mut [f32],
-    grad: &'a [f32],
+impl SgdSlices<'_> {
+    /// Steps one chunk and copies it while it is in a cache.
+    fn step(self, scalars: &SgdScalars, scale: f32) {
+        let Self {
+            param,
+            grad,
+            velocity,
+            copy,
+        } = self;
+        match velocity {
+            None => plain_chunk(param, grad, scalars, scale),
+            Some(velocity) => {
+                let slices = MomentumSlices {
+                    param: &mut *param,
+                    grad,
+                    velocity,
+                };
+                momentum_chunk(slices, scalars, scale);
+            }
+        }
+        if let Some(mut copy) = copy {
+            copy.round(param);
+        }
+    }
 }
 
-impl Lockstep for PlainSlices<'_> {
+impl Lockstep for SgdSlices<'_> {
     fn numel(&self) -> usize {
         self.param.len()
     }
@@ -107,45 +156,33 @@ impl Lockstep for PlainSlices<'_> {
     fn split_at(self, mid: usize) -> (Self, Self) {
         let (param, param_rest) = self.param.split_at_mut(mid);
         let (grad, grad_rest) = self.grad.split_at(mid);
-        (
-            Self { param, grad },
-            Self {
-                param: param_rest,
-                grad: grad_rest,
-            },
-        )
-    }
-}
-
-/// What SGD with momentum walks.
-struct MomentumSlices<'a> {
-    param: &'a mut [f32],
-    grad: &'a [f32],
-    velocity: &'a mut [f32],
-}
-
-impl Lockstep for MomentumSlices<'_> {
-    fn numel(&self) -> usize {
-        self.param.len()
-    }
-
-    fn split_at(self, mid: usize) -> (Self, Self) {
-        let (param, param_rest) = self.param.split_at_mut(mid);
-        let (grad, grad_rest) = self.grad.split_at(mid);
-        let (velocity, velocity_rest) = self.velocity.split_at_mut(mid);
+        let (velocity, velocity_rest) = self
+            .velocity
+            .map(|velocity| velocity.split_at_mut(mid))
+            .unzip();
+        let (copy, copy_rest) = split_copy(self.copy, mid);
         (
             Self {
                 param,
                 grad,
                 velocity,
+                copy,
             },
             Self {
                 param: param_rest,
                 grad: grad_rest,
                 velocity: velocity_rest,
+                copy: copy_rest,
             },
         )
     }
+}
+
+/// What a chunk of SGD with momentum walks.
+struct MomentumSlices<'a> {
+    param: &'a mut [f32],
+    grad: &'a [f32],
+    velocity: &'a mut [f32],
 }
 
 /// What one step multiplies, each narrowed where Burn narrows it.
@@ -186,38 +223,40 @@ impl SgdScalars {
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn plain_chunk(slices: PlainSlices, lr: f32, penalty: Option<f32>) {
-    let PlainSlices { param, grad } = slices;
-    match penalty {
+fn plain_chunk(param: &mut [f32], grad: &[f32], scalars: &SgdScalars, scale: f32) {
+    let lr = scalars.lr;
+    match scalars.penalty {
         None => {
             for (param, &grad) in param.iter_mut().zip(grad) {
-                *param -= grad * lr;
+                *param -= grad * scale * lr;
             }
         }
         Some(penalty) => {
             for (param, &grad) in param.iter_mut().zip(grad) {
-                *param -= (*param * penalty + grad) * lr;
+                *param -= (*param * penalty + grad * scale) * lr;
             }
         }
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
-fn momentum_chunk(slices: MomentumSlices, scalars: &SgdScalars) {
+fn momentum_chunk(slices: MomentumSlices, scalars: &SgdScalars, scale: f32) {
     match (scalars.first, scalars.nesterov, scalars.penalty) {
-        (true, false, None) => momentum_loop::<true, false, false>(slices, scalars, 0.0),
+        (true, false, None) => momentum_loop::<true, false, false>(slices, scalars, scale, 0.0),
         (true, false, Some(penalty)) => {
-            momentum_loop::<true, false, true>(slices, scalars, penalty);
+            momentum_loop::<true, false, true>(slices, scalars, scale, penalty);
         }
-        (true, true, None) => momentum_loop::<true, true, false>(slices, scalars, 0.0),
-        (true, true, Some(penalty)) => momentum_loop::<true, true, true>(slices, scalars, penalty),
-        (false, false, None) => momentum_loop::<false, false, false>(slices, scalars, 0.0),
+        (true, true, None) => momentum_loop::<true, true, false>(slices, scalars, scale, 0.0),
+        (true, true, Some(penalty)) => {
+            momentum_loop::<true, true, true>(slices, scalars, scale, penalty)
+        }
+        (false, false, None) => momentum_loop::<false, false, false>(slices, scalars, scale, 0.0),
         (false, false, Some(penalty)) => {
-            momentum_loop::<false, false, true>(slices, scalars, penalty);
+            momentum_loop::<false, false, true>(slices, scalars, scale, penalty);
         }
-        (false, true, None) => momentum_loop::<false, true, false>(slices, scalars, 0.0),
+        (false, true, None) => momentum_loop::<false, true, false>(slices, scalars, scale, 0.0),
         (false, true, Some(penalty)) => {
-            momentum_loop::<false, true, true>(slices, scalars, penalty);
+            momentum_loop::<false, true, true>(slices, scalars, scale, penalty);
         }
     }
 }
@@ -226,6 +265,7 @@ fn momentum_chunk(slices: MomentumSlices, scalars: &SgdScalars) {
 fn momentum_loop<const FIRST: bool, const NESTEROV: bool, const L2: bool>(
     slices: MomentumSlices<'_>,
     s: &SgdScalars,
+    scale: f32,
     penalty: f32,
 ) {
     let MomentumSlices {
@@ -234,6 +274,7 @@ fn momentum_loop<const FIRST: bool, const NESTEROV: bool, const L2: bool>(
         velocity,
     } = slices;
     for ((param, &grad), velocity) in param.iter_mut().zip(grad).zip(velocity) {
+        let grad = grad * scale;
         let grad = if L2 { *param * penalty + grad } else { grad };
         let v = if FIRST {
             grad

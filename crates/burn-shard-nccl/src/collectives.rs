@@ -8,8 +8,7 @@ use burn_shard_comm::{
 };
 
 use crate::{
-    communicator::NcclCommunicator,
-    error::NcclError,
+    communicator::{NcclCommunicator, Start},
     group::Kind,
     stage::{Launch, Op, Stage, Width},
     work::Started,
@@ -39,27 +38,11 @@ impl Communicator for NcclCommunicator {
     fn all_gather(
         &self,
         input: Arc<dyn Segments>,
-        numels: &[usize],
-    ) -> Result<Box<dyn Work>, Error> {
-        let call = self.caller().all_gather(&*input, numels)?;
-        let world_size = self.link.world_size;
-        let device = self.checked_input(call.collective, &*input)?;
-        let size_bytes = input.dtype().size_bytes();
-        let before = |stage: &mut Stage| {
-            filled(&call)
-                .map(|(segment, numel)| {
-                    let shard_bytes = shard_numel(numel, world_size) * size_bytes;
-                    Ok(Launch {
-                        segment,
-                        op: Op::AllGather,
-                        send: stage.input(&*input, device, segment, shard_bytes, Width::Same)?,
-                        receive: stage.space(shard_bytes * world_size)?,
-                        result_bytes: numel * size_bytes,
-                    })
-                })
-                .collect()
-        };
-        self.started(call.clone(), Some(Arc::clone(&input)), Width::Same, before)
+        output: &mut dyn SegmentsMut,
+    ) -> Result<(), Error> {
+        let call = self.caller().all_gather(&*input, output)?;
+        self.link.checked_output(&call, output)?;
+        Box::new(self.gather(call, input)?).finish(output)
     }
 
     fn reduce_scatter(
@@ -79,35 +62,21 @@ impl Communicator for NcclCommunicator {
         input: Option<Arc<dyn Segments>>,
         layout: SegmentLayout,
         root: usize,
-    ) -> Result<Box<dyn Work>, Error> {
-        let call = self.caller().broadcast(input.as_deref(), layout, root)?;
-        let size_bytes = call.dtype.map_or(1, DType::size_bytes);
-        let device = match &input {
-            Some(input) => self.checked_input(call.collective, &**input)?,
-            None => None,
-        };
-        let before = |stage: &mut Stage| {
-            filled(&call)
-                .map(|(segment, numel)| {
-                    let bytes = numel * size_bytes;
-                    let receive = stage.space(bytes)?;
-                    let send = match &input {
-                        Some(input) => {
-                            stage.input(&**input, device, segment, bytes, Width::Same)?
-                        }
-                        None => receive,
-                    };
-                    Ok(Launch {
-                        segment,
-                        op: Op::Broadcast { root },
-                        send,
-                        receive,
-                        result_bytes: receive.bytes,
-                    })
-                })
-                .collect()
-        };
-        self.started(call.clone(), input.clone(), Width::Same, before)
+    ) -> Result<(), Error> {
+        let mut output = output;
+        let call = self
+            .caller()
+            .broadcast(input.as_deref(), output.as_deref_mut(), root)?;
+        if let Some(output) = output.as_deref() {
+            self.link.checked_output(&call, output)?;
+        }
+        let on_device = input.as_ref().is_some_and(|input| input.device().is_some());
+        let mut work = self.send(call, input, root)?;
+        match output {
+            Some(output) => Box::new(work).finish(output),
+            None if on_device => Ok(()),
+            None => work.wait(),
+        }
     }
 
     fn barrier(&self) -> Result<(), Error> {
@@ -139,6 +108,68 @@ impl Communicator for NcclCommunicator {
 }
 
 impl NcclCommunicator {
+    fn gather(&self, call: Call, input: Arc<dyn Segments>) -> Result<Started, Error> {
+        let world_size = self.link.world_size;
+        let from = self.checked_input(call.collective, &*input)?;
+        let size_bytes = input.dtype().size_bytes();
+        let launches = |stage: &mut Stage<'_>| {
+            let each = filled(&call).map(|(segment, numel)| {
+                let shard_bytes = shard_numel(numel, world_size) * size_bytes;
+                Ok(Launch {
+                    segment,
+                    op: Op::AllGather,
+                    send: stage.input(&*input, from, segment, shard_bytes, Width::Same)?,
+                    receive: stage.space(shard_bytes * world_size)?,
+                    output_bytes: numel * size_bytes,
+                })
+            });
+            each.collect()
+        };
+        let start = Start {
+            call: call.clone(),
+            input: Some(Arc::clone(&input)),
+            width: Width::Same,
+        };
+        self.start(start, launches)
+    }
+
+    fn send(
+        &self,
+        call: Call,
+        input: Option<Arc<dyn Segments>>,
+        root: usize,
+    ) -> Result<Started, Error> {
+        let size_bytes = call.dtype.map_or(1, DType::size_bytes);
+        let from = match &input {
+            Some(input) => self.checked_input(call.collective, &**input)?,
+            None => None,
+        };
+        let launches = |stage: &mut Stage<'_>| {
+            let each = filled(&call).map(|(segment, numel)| {
+                let bytes = numel * size_bytes;
+                // On the root in place: nothing is written.
+                let span = match &input {
+                    Some(input) => stage.input(&**input, from, segment, bytes, Width::Same)?,
+                    None => stage.space(bytes)?,
+                };
+                Ok(Launch {
+                    segment,
+                    op: Op::Broadcast { root },
+                    send: span,
+                    receive: span,
+                    output_bytes: bytes,
+                })
+            });
+            each.collect()
+        };
+        let start = Start {
+            call: call.clone(),
+            input: input.clone(),
+            width: Width::Same,
+        };
+        self.start(start, launches)
+    }
+
     fn reduction(
         &self,
         collective: Collective,
@@ -160,54 +191,33 @@ impl NcclCommunicator {
         } else {
             Op::AllReduce(kind)
         };
-        let before = |stage: &mut Stage| {
-            filled(&call)
-                .map(|(segment, numel)| {
-                    let bytes = width.bytes(numel * dtype.size_bytes());
-                    let shard = width.bytes(shard_numel(numel, world_size) * dtype.size_bytes());
-                    let send_bytes = if scattered { shard * world_size } else { bytes };
-                    let send = stage.input(&*input, device, segment, send_bytes, width)?;
-                    let receive = match (scattered, device) {
-                        (true, _) => stage.space(shard)?,
-                        (false, Some(_)) => stage.space(bytes)?,
-                        (false, None) => send,
-                    };
-                    Ok(Launch {
-                        segment,
-                        op,
-                        send,
-                        receive,
-                        result_bytes: receive.bytes,
-                    })
+        let launches = |stage: &mut Stage<'_>| {
+            let each = filled(&call).map(|(segment, numel)| {
+                let bytes = width.bytes(numel * dtype.size_bytes());
+                let shard = width.bytes(shard_numel(numel, world_size) * dtype.size_bytes());
+                let send_bytes = if scattered { shard * world_size } else { bytes };
+                let send = stage.input(&*input, device, segment, send_bytes, width)?;
+                let receive = match (scattered, device) {
+                    (true, _) => stage.space(shard)?,
+                    (false, Some(_)) => stage.space(bytes)?,
+                    (false, None) => send,
+                };
+                Ok(Launch {
+                    segment,
+                    op,
+                    send,
+                    receive,
+                    output_bytes: receive.bytes,
                 })
-                .collect()
+            });
+            each.collect()
         };
-        self.started(call.clone(), Some(Arc::clone(&input)), width, before)
-    }
-
-    fn started(
-        &self,
-        call: Call,
-        input: Option<Arc<dyn Segments>>,
-        width: Width,
-        before: impl FnOnce(&mut Stage) -> Result<Vec<Launch>, NcclError>,
-    ) -> Result<Box<dyn Work>, Error> {
-        // Results of what came from the host go back at once: later they would queue behind other
-        // collectives.
-        let from_host = input.as_ref().is_some_and(|input| input.device().is_none());
-        let to_host = from_host && call.collective != Collective::Broadcast;
-        let after = |stage: &mut Stage, launches: &[Launch]| {
-            let mut each = launches.iter().filter(|_| to_host);
-            each.try_for_each(|launch| stage.receive(launch.receive, launch.result_bytes))
-        };
-        let (in_flight, launches) = self.start(&call, input, before, after)?;
-        Ok(Box::new(Started::new(
-            self.caller(),
-            call,
+        let start = Start {
+            call: call.clone(),
+            input: Some(Arc::clone(&input)),
             width,
-            in_flight,
-            launches,
-        )))
+        };
+        Ok(Box::new(self.start(start, launches)?))
     }
 }
 

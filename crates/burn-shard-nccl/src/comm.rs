@@ -28,6 +28,20 @@ pub(crate) struct Patience<'a> {
     pub(crate) hopeless: &'a dyn Fn() -> bool,
 }
 
+impl Patience<'_> {
+    /// The error of a wait for `function` that began at `start`, if it has to end.
+    pub(crate) fn check(&self, function: &'static str, start: Instant) -> Result<(), NcclError> {
+        if (self.hopeless)() {
+            return Err(NcclError::GivenUp { function });
+        }
+        let waited = start.elapsed();
+        if waited >= self.deadline {
+            return Err(NcclError::Timeout { function, waited });
+        }
+        Ok(())
+    }
+}
+
 /// One rank of an NCCL communicator that does not block.
 pub(crate) struct Comm {
     nccl: Arc<Nccl>,
@@ -89,13 +103,7 @@ impl Comm {
             if state != IN_PROGRESS {
                 return Ok(());
             }
-            if (patience.hopeless)() {
-                return Err(NcclError::GivenUp { function });
-            }
-            if start.elapsed() >= patience.deadline {
-                let waited = start.elapsed();
-                return Err(NcclError::Timeout { function, waited });
-            }
+            patience.check(function, start)?;
             pause(start);
         }
     }

@@ -18,10 +18,13 @@ use crate::{
     comm::{Comm, Patience},
     device::{DeviceSegments, on_device},
     error::NcclError,
-    in_flight::{BACKEND, InFlight, Kept, Link, Name, watch},
+    group::Span,
+    in_flight::{BACKEND, Flight, Kept, Link, Name, watch},
     library::Nccl,
     memory::Memory,
-    stage::{Launch, Stage},
+    stage::{Launch, Stage, Width},
+    staging::Staging,
+    work::Started,
 };
 
 /// One rank of a group whose data travels through NCCL.
@@ -36,6 +39,13 @@ pub struct NcclCommunicator {
     /// Number of the next collective; held while one is started, so that both groups see one order.
     pub(crate) next: Mutex<u64>,
     pub(crate) traffic: Mutex<Traffic>,
+}
+
+/// A collective that is to be started.
+pub(crate) struct Start {
+    pub(crate) call: Call,
+    pub(crate) input: Option<Arc<dyn Segments>>,
+    pub(crate) width: Width,
 }
 
 impl NcclCommunicator {
@@ -61,6 +71,7 @@ impl NcclCommunicator {
         let ready = nccl.and_then(|nccl| {
             let memory = memory?;
             memory.enter()?;
+            let staging = Staging::new(&memory)?;
             // Without it, nobody would notice that a device hangs.
             watch(rank, receiver).map_err(|error| NcclError::Thread {
                 message: error.to_string(),
@@ -70,15 +81,15 @@ impl NcclCommunicator {
             } else {
                 None
             };
-            Ok((nccl, memory, id))
+            Ok((nccl, memory, staging, id))
         });
         let id = match &ready {
-            Ok((_, _, Some(id))) => Ok(&id.0[..]),
-            Ok((_, _, None)) => Ok(&[][..]),
+            Ok((_, _, _, Some(id))) => Ok(&id.0[..]),
+            Ok((_, _, _, None)) => Ok(&[][..]),
             Err(error) => Err(error.clone()),
         };
         let ids = agreed(control, id)?;
-        let (nccl, memory, _) = ready?;
+        let (nccl, memory, staging, _) = ready?;
         let id: [u8; UniqueId::BYTES] =
             ids[0][..].try_into().map_err(|_| NcclError::OtherRanks {
                 rank,
@@ -99,14 +110,14 @@ impl NcclCommunicator {
             }
         })?;
         control.barrier().inspect_err(|_| comm.abort())?;
-        Ok(Self::build(control, comm, memory, sender))
+        Ok(Self::build(control, comm, (memory, staging), sender))
     }
 
     fn build(
         control: &ProcessGroup,
         comm: Comm,
-        memory: Arc<dyn Memory>,
-        watch: Sender<InFlight>,
+        (memory, staging): (Arc<dyn Memory>, Arc<Staging>),
+        watch: Sender<Arc<Flight>>,
     ) -> Self {
         let control = Arc::clone(control.communicator());
         let weak: Weak<dyn Communicator> = Arc::downgrade(&control) as _;
@@ -115,6 +126,7 @@ impl NcclCommunicator {
             world_size: control.world_size(),
             comm,
             memory,
+            staging,
             control: weak,
             base: control.traffic().total_calls(),
             watch,
@@ -165,45 +177,54 @@ impl NcclCommunicator {
         Ok((name, agreement))
     }
 
-    /// Announces `call` and puts its work on the stream: what `before` does, the calls it returns as one
-    /// group, what `after` does.
+    /// Announces the call of `what` and puts it on the stream: the calls of NCCL that `launches` returns, as
+    /// one group.
     pub(crate) fn start(
         &self,
-        call: &Call,
-        input: Option<Arc<dyn Segments>>,
-        before: impl FnOnce(&mut Stage) -> Result<Vec<Launch>, NcclError>,
-        after: impl FnOnce(&mut Stage, &[Launch]) -> Result<(), NcclError>,
-    ) -> Result<(InFlight, Vec<Launch>), Error> {
+        what: Start,
+        launches: impl FnOnce(&mut Stage<'_>) -> Result<Vec<Launch>, NcclError>,
+    ) -> Result<Started, Error> {
+        let Start { call, input, width } = what;
         let mut next = self.next.lock();
-        let (name, mut agreement) = self.begin(&mut next, call)?;
+        let (name, mut agreement) = self.begin(&mut next, &call)?;
         let link = &self.link;
-        let mut kept = Kept::new(&link.memory, input.clone());
-        let owner = input.as_ref().and_then(|input| on_device(input.device()));
-        if let Some(owner) = owner {
-            let before = owner.owner().before(&*link.memory);
+        let device = input.as_ref().and_then(|input| on_device(input.device()));
+        if let Some(device) = device {
+            let before = device.owner().before(&*link.memory);
             before.map_err(|error| name.error(link, &error))?;
         }
         let patience = Patience {
             deadline: name.deadline,
             hopeless: &|| self.control.failure().is_some(),
         };
+        // What is on the host was copied by the time its collective is on the stream.
+        let mut kept = Kept::new(&link.memory, input.clone().filter(|_| device.is_some()));
+        let mut stage = Stage::new(&link.memory, &link.staging, &patience);
         let launched = link.memory.enter().and_then(|()| {
-            let launches = before(&mut kept.stage)?;
+            let launches = launches(&mut stage)?;
             if !launches.is_empty() {
                 link.comm.group(&patience, |group| {
                     launches.iter().try_for_each(|launch| {
                         // SAFETY: what is on the host was staged into scratch memory, which is freed on the
-                        // stream; what is on the device is what `DeviceSegments::new` was promised, between
-                        // its owner's hooks.
+                        // stream; what is on the device is what `DeviceSegments::new` was promised, and `kept`
+                        // keeps.
                         unsafe { launch.call(group) }
                     })
                 })?;
             }
-            after(&mut kept.stage, &launches)?;
+            if device.is_none() {
+                // Small results come at once: later they would queue behind other collectives.
+                for launch in &launches {
+                    let Span { address, bytes } = launch.receive;
+                    // SAFETY: the scratch of `stage`, which is freed on the stream, is that long.
+                    let received = unsafe { link.staging.receive(address, bytes) }?;
+                    kept.received.push(received);
+                }
+            }
             kept.record()?;
             Ok(launches)
         });
-        let launched = launched.map_err(|error| {
+        let launches = launched.map_err(|error| {
             // If the group has failed, the agreement knows best why, and does not wait.
             let agreed = self.control.failure().map_or(Ok(()), |_| agreement.wait());
             match agreed {
@@ -213,14 +234,19 @@ impl NcclCommunicator {
                     link.renumbered(cause)
                 }
             }
-        });
-        // Even after a failure: some of it may be on the stream.
-        if let Some(owner) = owner {
-            let after = owner.owner().after(&*link.memory);
-            after.map_err(|error| name.error(link, &error))?;
-        }
-        let launches = launched?;
-        Ok((InFlight::new(link, &name, agreement, kept), launches))
+        })?;
+        let scratch = stage.scratch;
+        // Of a broadcast, the root's input is the result.
+        let input = input.filter(|_| call.collective == Collective::Broadcast);
+        Ok(Started {
+            caller: self.caller(),
+            call,
+            width,
+            launches,
+            _scratch: scratch,
+            _input: input,
+            flight: Flight::start(link, name, agreement, kept),
+        })
     }
 
     pub(crate) fn unsupported(&self, collective: Collective, dtype: DType) -> Error {

@@ -2,26 +2,31 @@
 
 use std::{
     fmt::{self, Display},
-    ptr, slice,
+    mem, ptr, slice,
     sync::Arc,
 };
 
 use cudarc::driver::{
     DriverError,
-    result::{self, event, stream},
-    sys::{self, CUevent, CUresult, CUstream},
+    result::{self, event, mem_pool, stream},
+    sys::{self, CUevent, CUmemoryPool, CUresult, CUstream},
 };
 
 use crate::{
-    error::NcclError,
+    error::{CudaVersion, NcclError},
     library::search_path,
     memory::{Event, Memory},
 };
 
 /// A GPU's primary context, which is CubeCL's too, and a stream in it that goes before others.
+///
+/// Buffers come from a memory pool of its own, which gives nothing back before it ends: the driver's default
+/// pool returns what is free to the system whenever somebody waits for an event, to map it again at the next
+/// step. Where GPUs reach each other, the pool is open to all of them.
 pub struct Cuda {
     context: Arc<Context>,
     stream: CUstream,
+    pool: CUmemoryPool,
 }
 
 struct Context {
@@ -44,7 +49,7 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// If there is no driver, or no such GPU.
+    /// If there is no driver, or an old one, or no such GPU, or one without memory pools.
     pub fn new(device: usize) -> Result<Self, NcclError> {
         // The first call of a function whose library is missing would panic.
         // SAFETY: loads and unloads the driver's library.
@@ -55,6 +60,7 @@ impl Cuda {
         }
         let failed = |function| move |error| driver_error(device, function, &error);
         result::init().map_err(failed("cuInit"))?;
+        check_driver()?;
         let missing = |message: &dyn Display| NcclError::Driver {
             device,
             function: "cuDeviceGet",
@@ -70,13 +76,22 @@ impl Cuda {
             raw: raw.map_err(failed("cuDevicePrimaryCtxRetain"))?,
         });
         context.enter()?;
+        let pool = pool(&context)?;
         // Lower numbers go first.
-        let (_, first) =
-            stream::get_priority_range().map_err(failed("cuCtxGetStreamPriorityRange"))?;
-        let created = stream::create_with_priority(stream::StreamKind::NonBlocking, first);
+        let stream = stream::get_priority_range()
+            .map_err(failed("cuCtxGetStreamPriorityRange"))
+            .and_then(|(_, first)| {
+                stream::create_with_priority(stream::StreamKind::NonBlocking, first)
+                    .map_err(failed("cuStreamCreateWithPriority"))
+            });
+        let stream = stream.inspect_err(|_| {
+            // SAFETY: created above, and nothing was allocated in it.
+            let _result = unsafe { mem_pool::destroy(pool) };
+        })?;
         Ok(Self {
             context,
-            stream: created.map_err(failed("cuStreamCreateWithPriority"))?,
+            stream,
+            pool,
         })
     }
 
@@ -84,6 +99,89 @@ impl Cuda {
         let device = self.context.device;
         move |error| driver_error(device, function, &error)
     }
+}
+
+/// Refuses drivers that lack what this crate or CubeCL calls.
+fn check_driver() -> Result<(), NcclError> {
+    let mut found = 0;
+    // SAFETY: the function writes one `int`.
+    let result = unsafe { sys::cuDriverGetVersion(&raw mut found) }.result();
+    // Whoever cannot say it is too old.
+    let found = CudaVersion(result.map_or(0, |()| found));
+    if found < CudaVersion::MINIMUM {
+        return Err(NcclError::DriverTooOld { found });
+    }
+    Ok(())
+}
+
+/// A pool of memory of the device that keeps what was freed, and that other GPUs reach if they can.
+fn pool(context: &Context) -> Result<CUmemoryPool, NcclError> {
+    let device = context.device;
+    let failed = |function| move |error| driver_error(device, function, &error);
+    let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+    // SAFETY: the context's device.
+    let supported = unsafe { result::device::get_attribute(context.handle, supported) };
+    if supported.map_err(failed("cuDeviceGetAttribute"))? == 0 {
+        return Err(NcclError::NoMemoryPools { device });
+    }
+    // SAFETY: a C structure of numbers and a null pointer.
+    let mut properties: sys::CUmemPoolProps = unsafe { mem::zeroed() };
+    properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = location(context.handle);
+    // SAFETY: the properties name the context's device.
+    let pool = unsafe { mem_pool::create(&raw const properties) };
+    let pool = pool.map_err(failed("cuMemPoolCreate"))?;
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    let mut keep_all = u64::MAX;
+    // SAFETY: the pool was just created; this attribute is a `cuuint64_t`.
+    let result = unsafe { mem_pool::set_attribute(pool, attribute, (&raw mut keep_all).cast()) };
+    let result = result.map_err(failed("cuMemPoolSetAttribute"));
+    result
+        .and_then(|()| open_to_peers(context, pool))
+        .inspect_err(|_| {
+            // SAFETY: created above, and nothing was allocated in it.
+            let _result = unsafe { mem_pool::destroy(pool) };
+        })?;
+    Ok(pool)
+}
+
+/// Lets every GPU that can reach the context's read and write in `pool`: NCCL's kernels of other ranks in
+/// this process do so, and peer access between contexts does not cover pools.
+fn open_to_peers(context: &Context, pool: CUmemoryPool) -> Result<(), NcclError> {
+    let device = context.device;
+    let failed = |function| move |error| driver_error(device, function, &error);
+    let count = result::device::get_count().map_err(failed("cuDeviceGetCount"))?;
+    for peer in 0..count {
+        let peer = result::device::get(peer).map_err(failed("cuDeviceGet"))?;
+        let mut reaches = 0;
+        // SAFETY: the function writes one `int`.
+        let asked =
+            unsafe { sys::cuDeviceCanAccessPeer(&raw mut reaches, peer, context.handle) }.result();
+        asked.map_err(failed("cuDeviceCanAccessPeer"))?;
+        if peer == context.handle || reaches == 0 {
+            continue;
+        }
+        // SAFETY: a C structure of numbers.
+        let mut access: sys::CUmemAccessDesc = unsafe { mem::zeroed() };
+        access.location = location(peer);
+        access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        // SAFETY: the pool is alive, and there is one description.
+        // A rank that has a process to itself needs none of this, so it does not fail there.
+        let _result = unsafe { sys::cuMemPoolSetAccess(pool, &raw const access, 1) };
+    }
+    Ok(())
+}
+
+/// The memory of `device`.
+fn location(device: sys::CUdevice) -> sys::CUmemLocation {
+    // The bindings of CUDA 13.2 and later have the number in a union.
+    const _: () = assert!(size_of::<sys::CUmemLocation>() == 2 * size_of::<i32>());
+    // SAFETY: a C structure of numbers, whatever the version.
+    let mut location: sys::CUmemLocation = unsafe { mem::zeroed() };
+    location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    // SAFETY: the second of two `int`s, as asserted above.
+    unsafe { (&raw mut location).cast::<i32>().add(1).write(device) };
+    location
 }
 
 impl Context {
@@ -140,15 +238,37 @@ unsafe impl Memory for Cuda {
     fn allocate(&self, bytes: usize) -> Result<u64, NcclError> {
         self.context.enter()?;
         // The driver refuses to allocate nothing.
-        // SAFETY: the stream is ours and alive.
-        let address = unsafe { result::malloc_async(self.stream, bytes.max(1)) };
-        address.map_err(self.failed("cuMemAllocAsync"))
+        let (bytes, mut address) = (bytes.max(1), 0);
+        // SAFETY: pool and stream are ours and alive.
+        let result = unsafe {
+            sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, self.pool, self.stream)
+        };
+        result
+            .result()
+            .map_err(self.failed("cuMemAllocFromPoolAsync"))?;
+        Ok(address)
     }
 
     unsafe fn free(&self, address: u64) {
         if self.context.enter().is_ok() {
             // SAFETY: the caller's. If it fails, the context is broken, and its memory goes with it.
             let _result = unsafe { result::free_async(address, self.stream) };
+        }
+    }
+
+    fn pin(&self, bytes: usize) -> Result<*mut u8, NcclError> {
+        self.context.enter()?;
+        // Of all contexts: ranks that are threads may share it.
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: what is returned is not read before it is written.
+        let address = unsafe { result::malloc_host(bytes.max(1), flags) };
+        Ok(address.map_err(self.failed("cuMemHostAlloc"))?.cast())
+    }
+
+    unsafe fn unpin(&self, address: *mut u8) {
+        if self.context.enter().is_ok() {
+            // SAFETY: the caller's. If it fails, the context is broken, and its memory goes with it.
+            let _result = unsafe { result::free_host(address.cast()) };
         }
     }
 
@@ -245,6 +365,9 @@ impl Drop for Cuda {
             // What is still on it will be done: the driver keeps a stream until then.
             // SAFETY: created in `new`, and used no more.
             let _result = unsafe { stream::destroy(self.stream) };
+            // It ends with the last buffer that was allocated in it.
+            // SAFETY: created in `new`, and used no more.
+            let _result = unsafe { mem_pool::destroy(self.pool) };
         }
     }
 }

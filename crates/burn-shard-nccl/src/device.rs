@@ -6,17 +6,31 @@ use crate::{error::NcclError, memory::Memory};
 
 /// What the owner of device memory does around its use on a communicator's stream; see the crate's page.
 ///
+/// | | input of a collective | output of [`Work::finish`] |
+/// |---|---|---|
+/// | [`Owner::before`] | when the collective is started | when it is finished |
+/// | [`Owner::after`] | never | when it is finished |
+/// | who keeps the memory | the [`Segments`] that were passed, which the communicator holds until its stream has passed the collective | the caller until `finish` returns, the order of streams afterwards |
+///
+/// So an input may neither be written to nor freed while its `Segments` live, and what the owner launches
+/// meanwhile does not wait for the collective: a backward goes on while its gradients are reduced. Nothing
+/// but the output orders the owner's streams behind it.
+///
 /// Neither waits for the device: [`Memory::wait_for`] and [`Memory::hold_up`] order streams.
+///
+/// [`Segments`]: burn_shard_comm::Segments
+/// [`Work::finish`]: burn_shard_comm::Work::finish
 pub trait Owner: Send + Sync {
-    /// What is put on the stream of `memory` from now on sees all that was written so far.
+    /// What is put on the stream of `memory` from now on sees all that was written so far, and comes after
+    /// all that reads the memory so far.
     ///
     /// # Errors
     ///
     /// If the streams cannot be ordered.
     fn before(&self, memory: &dyn Memory) -> Result<(), NcclError>;
 
-    /// What the owner launches from now on, and any reuse of its memory, waits for what is on the stream
-    /// of `memory` by now.
+    /// What the owner launches from now on, and any reuse of an output, waits for what is on the stream of
+    /// `memory` by now.
     ///
     /// # Errors
     ///
@@ -40,11 +54,10 @@ impl DeviceSegments {
     ///
     /// # Safety
     ///
-    /// For as long as this value lives, and until what was on the stream at the last
-    /// [`Owner::after`] is over, each address is memory of the device (or that it can reach) of the
-    /// segment's length, aligned to the element. For an output, nobody else uses it from
-    /// [`Owner::before`] to then; of an input, nobody writes to it (but the input of an `all_gather` may be
-    /// this rank's part of the output). The owner's hooks do what they say.
+    /// For as long as this value lives, each address is memory of the device (or that it can reach) of the
+    /// segment's length, aligned to the element. Of an input, nobody writes to it meanwhile. An output stays
+    /// until what was on the stream at [`Owner::after`] is over, and nobody else uses it from
+    /// [`Owner::before`] to then. The owner's hooks do what they say.
     #[must_use]
     pub unsafe fn new(device: usize, addresses: Vec<Option<u64>>, owner: Box<dyn Owner>) -> Self {
         Self {

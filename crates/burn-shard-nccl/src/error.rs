@@ -2,7 +2,7 @@
 //!
 //! Once a communicator stands, these reach users inside [`burn_shard_comm::Error`].
 
-use std::{path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use burn_shard_comm::Error;
 
@@ -56,6 +56,40 @@ pub enum NcclError {
     DriverMissing {
         /// Where else the loader looked.
         search: String,
+    },
+
+    /// The driver is older than what this crate was written for.
+    #[error(
+        "the NVIDIA driver is for CUDA {found}, expected {minimum} or later (update it to 525 or later; a container uses the driver of its host)",
+        minimum = CudaVersion::MINIMUM
+    )]
+    DriverTooOld {
+        /// The newest CUDA that the driver is for.
+        found: CudaVersion,
+    },
+
+    /// The device, or the container it is lent to, has no stream-ordered memory pools.
+    #[error(
+        "device {device} has no memory pools, as some virtual GPUs have none (use a whole GPU, or another communicator than NCCL)"
+    )]
+    NoMemoryPools {
+        /// The device.
+        device: usize,
+    },
+
+    /// CubeCL would not find the functions of its CUDA kernels.
+    #[error(
+        "no libdevice.10.bc for CUDA kernels with exp, log, tanh or erf: looked for {looked} ({})",
+        match hidden {
+            Some(good) => format!("unset CUDA_PATH: {} is there", good.display()),
+            None => "install a CUDA toolkit, or `pip install nvidia-cuda-nvcc-cu12` and set CUDA_PATH to the folder nvidia/cuda_nvcc of the package; a driver does not bring it".to_owned(),
+        }
+    )]
+    LibdeviceMissing {
+        /// Where CubeCL looks.
+        looked: String,
+        /// What CubeCL would find, if `CUDA_PATH` were not set.
+        hidden: Option<PathBuf>,
     },
 
     /// A call of the driver failed.
@@ -146,4 +180,19 @@ pub enum NcclError {
     /// The control group failed.
     #[error("the control group failed: {0}")]
     Group(#[from] Error),
+}
+
+/// A version of CUDA, as `cuDriverGetVersion` tells it: 12080 is 12.8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CudaVersion(pub i32);
+
+impl CudaVersion {
+    /// The oldest whose drivers (525 and later) are supported.
+    pub const MINIMUM: Self = Self(12_000);
+}
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 / 10 % 100)
+    }
 }

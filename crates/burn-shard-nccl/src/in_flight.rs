@@ -1,4 +1,7 @@
 //! Collectives that were started: waiting for them, and failing together.
+//!
+//! A thread looks after each of them from its start, whoever else does: a rank may be held in the driver,
+//! behind a collective that never ends, while it calls something of which we know nothing.
 
 use std::{
     io,
@@ -15,10 +18,10 @@ use parking_lot::Mutex;
 
 use crate::{
     api::REMOTE_ERROR,
-    comm::{Comm, pause},
+    comm::{Comm, Patience, pause},
     error::NcclError,
     memory::{Event, Memory},
-    stage::{Launch, Stage},
+    staging::{Received, Staging},
 };
 
 /// How long the reason of a remote failure may take to arrive after the failure itself.
@@ -34,12 +37,13 @@ pub(crate) struct Link {
     pub(crate) world_size: usize,
     pub(crate) comm: Comm,
     pub(crate) memory: Arc<dyn Memory>,
+    pub(crate) staging: Arc<Staging>,
     /// Not held: the rank leaves when its communicator is dropped, not when its last work is.
     pub(crate) control: Weak<dyn Communicator>,
     /// Number of the control group's first collective that is ours, if it had no other announcements.
     pub(crate) base: u64,
-    /// Waits for those that nobody else waits for.
-    pub(crate) watch: Sender<InFlight>,
+    /// Waits for each that was started, so that somebody does.
+    pub(crate) watch: Sender<Arc<Flight>>,
 }
 
 impl Link {
@@ -75,24 +79,14 @@ impl Link {
     }
 }
 
-/// A collective whose calls are on the stream.
-pub(crate) struct InFlight {
-    pub(crate) link: Arc<Link>,
-    pub(crate) collective: Collective,
-    pub(crate) sequence: u64,
-    pub(crate) deadline: Duration,
-    agreement: Mutex<Agreement>,
-    pub(crate) kept: Kept,
-    outcome: Option<Result<(), Error>>,
-}
-
 /// Whether all ranks called the same.
 enum Agreement {
     Pending(Box<dyn Work>),
     Settled(Result<(), Error>),
 }
 
-/// How a collective is called in errors.
+/// How a collective is called in errors, and how long it may take.
+#[derive(Clone, Copy)]
 pub(crate) struct Name {
     pub(crate) collective: Collective,
     pub(crate) sequence: u64,
@@ -156,66 +150,85 @@ impl Name {
     }
 }
 
-impl InFlight {
-    pub(crate) fn new(link: &Arc<Link>, name: &Name, agreement: Box<dyn Work>, kept: Kept) -> Self {
-        Self {
+/// A collective whose calls are on the stream.
+pub(crate) struct Flight {
+    pub(crate) link: Arc<Link>,
+    pub(crate) name: Name,
+    agreement: Mutex<Agreement>,
+    kept: Mutex<Kept>,
+    /// Locked while somebody waits for it.
+    outcome: Mutex<Option<Result<(), Error>>>,
+}
+
+impl Flight {
+    /// Has it watched from now on.
+    pub(crate) fn start(
+        link: &Arc<Link>,
+        name: Name,
+        agreement: Box<dyn Work>,
+        kept: Kept,
+    ) -> Arc<Self> {
+        let flight = Arc::new(Self {
             link: Arc::clone(link),
-            collective: name.collective,
-            sequence: name.sequence,
-            deadline: name.deadline,
+            name,
             agreement: Mutex::new(Agreement::Pending(agreement)),
-            kept,
-            outcome: None,
-        }
+            kept: Mutex::new(kept),
+            outcome: Mutex::default(),
+        });
+        // The thread ends after the last sender.
+        let _unwatched = link.watch.send(Arc::clone(&flight));
+        flight
     }
 
-    fn name(&self) -> Name {
-        Name {
-            collective: self.collective,
-            sequence: self.sequence,
-            deadline: self.deadline,
-        }
-    }
-
-    /// Whether [`InFlight::complete`] would return at once.
+    /// Whether [`Flight::complete`] would return at once.
     pub(crate) fn is_ready(&self) -> bool {
-        if self.outcome.is_some() {
+        if self
+            .outcome
+            .try_lock()
+            .is_some_and(|outcome| outcome.is_some())
+        {
             return true;
         }
-        let ready = match &*self.agreement.lock() {
-            Agreement::Pending(work) => work.is_ready(),
-            Agreement::Settled(_) => true,
+        // Whoever holds the lock waits for the other ranks.
+        let Some(agreement) = self.agreement.try_lock() else {
+            return false;
         };
-        ready
-            && (self.settled().is_err()
-                || self.kept.is_over().unwrap_or(true)
-                || self.link.failure().is_some()
-                || self.link.comm.async_error().is_err())
+        match &*agreement {
+            Agreement::Pending(work) if !work.is_ready() => return false,
+            Agreement::Settled(Err(_)) => return true,
+            Agreement::Pending(_) | Agreement::Settled(Ok(())) => {}
+        }
+        self.kept.lock().is_over().unwrap_or(true)
+            || self.link.failure().is_some()
+            || self.link.comm.async_error().is_err()
     }
 
     /// The error that is known by now, of this or of the group.
     pub(crate) fn failed(&self) -> Result<(), Error> {
-        if let Some(outcome) = &self.outcome {
-            return outcome.clone();
+        if let Some(outcome) = self.outcome.try_lock()
+            && let Some(Err(error)) = &*outcome
+        {
+            return Err(error.clone());
         }
         let cause = self.link.failure();
         cause.map_or(Ok(()), |cause| {
-            Err(self.name().interrupted(&self.link, cause))
+            Err(self.name.interrupted(&self.link, cause))
         })
     }
 
     /// Waits until all ranks have called this, and it is over.
-    pub(crate) fn complete(&mut self) -> Result<(), Error> {
-        if let Some(outcome) = &self.outcome {
+    pub(crate) fn complete(&self) -> Result<(), Error> {
+        let mut outcome = self.outcome.lock();
+        if let Some(outcome) = &*outcome {
             return outcome.clone();
         }
-        let outcome = self.settled().and_then(|()| self.over());
-        if outcome.is_err() {
+        let result = self.settled().and_then(|()| self.over());
+        if result.is_err() {
             self.link.comm.abort();
         }
-        self.kept.let_go();
-        self.outcome = Some(outcome.clone());
-        outcome
+        self.kept.lock().let_go();
+        *outcome = Some(result.clone());
+        result
     }
 
     /// Waits until all ranks have called this.
@@ -234,69 +247,39 @@ impl InFlight {
     /// Waits until the stream has come to the end of this.
     fn over(&self) -> Result<(), Error> {
         let start = Instant::now();
+        let hopeless = || self.link.failure().is_some();
+        let patience = Patience {
+            deadline: self.name.deadline,
+            hopeless: &hopeless,
+        };
         loop {
-            let over = self.kept.is_over();
+            let over = self.kept.lock().is_over();
             // In this order: an abort too lets the stream go on.
             let sound = self.link.comm.async_error();
-            match sound.and(over) {
+            let waited = match sound.and(over) {
                 Ok(true) => return Ok(()),
-                Ok(false) => {}
-                Err(error) => return Err(self.name().error(&self.link, &error)),
-            }
-            if self.link.failure().is_some() {
-                let function = "waiting for NCCL";
-                return Err(self
-                    .name()
-                    .error(&self.link, &NcclError::GivenUp { function }));
-            }
-            if start.elapsed() >= self.deadline {
-                let error = NcclError::Timeout {
-                    function: "what all ranks have started (a GPU, its driver or the network may hang): it",
-                    waited: start.elapsed(),
-                };
-                return Err(self.name().error(&self.link, &error));
-            }
+                Ok(false) => patience.check(WAITING, start),
+                Err(error) => Err(error),
+            };
+            waited.map_err(|error| self.name.error(&self.link, &error))?;
             pause(start);
         }
     }
 
-    /// Waits for the results of a collective that is over to come to the host.
-    ///
-    /// They queue behind what was started meanwhile.
-    pub(crate) fn fetch(&mut self, launches: &[Launch]) -> Result<(), Error> {
-        let kept = &mut self.kept;
-        kept.over = false;
-        let mut each = launches.iter();
-        let stage = &mut kept.stage;
-        let received =
-            each.try_for_each(|launch| stage.receive(launch.receive, launch.result_bytes));
-        let recorded = received.and_then(|()| self.kept.record());
-        recorded.map_err(|error| self.name().error(&self.link, &error))?;
-        self.outcome = None;
-        self.complete()
-    }
-
-    /// Leaves the waiting to the watching thread.
-    pub(crate) fn watch(mut self) {
-        // Freed on the stream, after all that is on it by now.
-        self.kept.stage.scratch.clear();
-        if self.outcome.is_some() {
-            return;
-        }
-        let watch = self.link.watch.clone();
-        // The thread ends after the last sender.
-        if let Err(unsent) = watch.send(self) {
-            let mut unsent = unsent.0;
-            let _result = unsent.complete();
-        }
+    /// What came to the host, once it is over. There is nothing a second time.
+    pub(crate) fn take_received(&self) -> Vec<Option<Received>> {
+        std::mem::take(&mut self.kept.lock().received)
     }
 }
 
-/// What the stream reads and writes until it is over.
+const WAITING: &str = "what all ranks have started (a GPU, its driver or the network may hang): it";
+
+/// What has to stay until the stream has passed the end of a collective.
 pub(crate) struct Kept {
     memory: Arc<dyn Memory>,
     input: Option<Arc<dyn Segments>>,
-    pub(crate) stage: Stage,
+    /// Of each call, if its result was small.
+    pub(crate) received: Vec<Option<Received>>,
     event: Option<Box<dyn Event>>,
     over: bool,
 }
@@ -306,7 +289,7 @@ impl Kept {
         Self {
             memory: Arc::clone(memory),
             input,
-            stage: Stage::new(memory),
+            received: Vec::new(),
             event: None,
             over: false,
         }
@@ -337,15 +320,13 @@ impl Kept {
         let start = Instant::now();
         while !self.is_over().unwrap_or(false) {
             if self.event.is_none() || start.elapsed() >= ABORT_DEADLINE {
-                let sent = std::mem::take(&mut self.stage.sent);
-                let received = std::mem::take(&mut self.stage.received);
-                Box::leak(Box::new((self.input.take(), sent, received)));
+                let received = std::mem::take(&mut self.received);
+                Box::leak(Box::new((self.input.take(), received)));
                 return;
             }
             pause(start);
         }
         self.input = None;
-        self.stage.sent.clear();
     }
 }
 
@@ -358,13 +339,13 @@ impl Drop for Kept {
 /// Completes what it is sent until nobody can send any more.
 pub(crate) fn watch(
     rank: usize,
-    receiver: Receiver<InFlight>,
+    receiver: Receiver<Arc<Flight>>,
 ) -> io::Result<thread::JoinHandle<()>> {
     let thread = thread::Builder::new().name(format!("nccl watch {rank}"));
     thread.spawn(move || {
-        for mut in_flight in receiver {
+        for flight in receiver {
             // A failure poisons the group: the next call of this rank reports it.
-            let _result = in_flight.complete();
+            let _result = flight.complete();
         }
     })
 }

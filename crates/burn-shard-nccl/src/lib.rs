@@ -11,33 +11,38 @@
 //! | `group`, `comm` | checked calls: lengths, codes, groups, waits that end |
 //! | `memory`, `cuda` | the memory NCCL works on; a GPU's, with the feature `cuda` |
 //! | `device` | segments in that memory, and their owner's part |
-//! | `stage` | segments on the host: to the device and back |
+//! | `stage`, `staging` | segments as NCCL takes them; page-locked memory for those on the host |
 //! | `in_flight`, `work` | what was started: waiting, failing, results |
+//! | `libdevice`, [`doctor`] | what else a machine lacks for training |
 //! | `communicator`, `collectives` | how ranks begin and end, and the collectives |
 //!
 //! # Who may touch a buffer when
 //!
-//! Segments may be on the host; then they are copied to the device and back, which suits control values
-//! and little else. Or they are in the device's memory: then [`Segments::device`] returns a
-//! [`DeviceSegments`], NCCL works on the very memory, and nobody waits on the host in between.
+//! Segments may be on the host; then they are copied to the device and back, through page-locked memory,
+//! which suits control values and little else. Or they are in the device's memory: then
+//! [`Segments::device`] returns a [`DeviceSegments`], NCCL reads the very memory, and nobody waits on the
+//! host in between.
 //!
 //! Order between the owner's streams and ours comes from two hooks of the memory's [`Owner`]:
 //!
-//! 1. [`Owner::before`], when a collective is started: what is put on our stream afterwards sees all that
-//!    the owner has launched, on whichever of its streams ([`Memory::wait_for`] each of them).
-//! 2. Our stream now owns the memory. Inputs are only read, and so may the owner; outputs are ours alone.
-//! 3. [`Owner::after`], once everything is on our stream: what the owner launches afterwards waits for
-//!    it, and so does every reuse of the memory ([`Memory::hold_up`] its streams).
+//! 1. When a collective is started, [`Owner::before`] of its input: what is put on our stream afterwards sees
+//!    all that the owner has launched, on whichever of its streams ([`Memory::wait_for`] each of them).
+//! 2. Until our stream has passed the collective, we hold the input's [`Segments`]; whoever made them sees
+//!    to it that nobody writes to the memory or reuses it while they live. The owner's streams do not wait:
+//!    what they do meanwhile overlaps. The result is in memory of ours.
+//! 3. [`Work::finish`] puts a copy to the output on our stream, between [`Owner::before`] and
+//!    [`Owner::after`] of the output, and returns: what the owner launches afterwards, and any reuse of
+//!    that memory, waits for the result ([`Memory::hold_up`] its streams).
 //!
-//! Both return at once. An `all_gather` or broadcast into device memory returns as soon as it is on the
-//! stream. A reduction keeps its result in memory of its own until [`Work::finish`], which puts a copy to
-//! the output on the stream, between the output's own hooks, and returns. A thread watches what nobody waits
-//! for: a GPU that hangs, a rank that calls something else or dies becomes an abort within the deadline,
-//! and the next call of each rank says why.
+//! # Nothing hangs
 //!
-//! NCCL works without a copy where lengths allow it: an `all_gather` whose output is `world_size` times its
-//! input, a `reduce_scatter` whose input is `world_size` times its output. Others go through padded
-//! scratch memory. The shard of an `all_gather` may be a view of its output.
+//! A thread looks after each collective from its start: a GPU that hangs, a rank that calls something else
+//! or dies becomes an abort within the deadline, and the next call of each rank says why. No call waits in
+//! the driver behind a collective: host memory that is copied is page-locked, and it, like the streams and
+//! the pool of device memory, is allocated before the first collective.
+//!
+//! NCCL reads inputs without a copy where lengths allow it: any `all_gather` and broadcast, and a
+//! `reduce_scatter` whose input is `world_size` times its output. Others go through padded scratch memory.
 //!
 //! # Errors
 //!
@@ -46,6 +51,7 @@
 //! collective of an integer type that NCCL lacks (16 bits) works from the host, and is refused on the
 //! device.
 //!
+//! [`Segments`]: burn_shard_comm::Segments
 //! [`Segments::device`]: burn_shard_comm::Segments::device
 //! [`Work::finish`]: burn_shard_comm::Work::finish
 //! [`Error::Backend`]: burn_shard_comm::Error::Backend
@@ -57,12 +63,15 @@ mod communicator;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
+pub mod doctor;
 mod error;
 mod group;
 mod in_flight;
+mod libdevice;
 mod library;
 mod memory;
 mod stage;
+mod staging;
 mod work;
 
 pub use communicator::NcclCommunicator;
@@ -71,6 +80,7 @@ pub use communicator::process_group;
 #[cfg(feature = "cuda")]
 pub use cuda::Cuda;
 pub use device::{DeviceSegments, Owner};
-pub use error::NcclError;
+pub use error::{CudaVersion, NcclError};
+pub use libdevice::find_libdevice;
 pub use library::{Nccl, Version};
 pub use memory::{Event, Memory};

@@ -1,4 +1,5 @@
-//! What a communicator needs of the memory that NCCL works on: buffers, copies, one stream, events.
+//! What a communicator needs of the memory that NCCL works on: buffers, copies, one stream, events, and
+//! host memory that copies do not wait for.
 
 use std::{fmt, sync::Arc};
 
@@ -6,14 +7,14 @@ use crate::error::NcclError;
 
 /// The memory of one device, and one stream on it, on which a rank's communication runs.
 ///
-/// Everything but [`Memory::allocate`] is put on the stream and happens later, in order with what NCCL
-/// does there. No call waits for the stream.
+/// Copies, zeros, waits and events are put on the stream and happen later, in order with what NCCL does
+/// there. No call waits for the stream.
 ///
 /// # Safety
 ///
-/// What [`Memory::allocate`] returns has to be that many bytes nobody else uses, aligned to 16, until
-/// it is freed; copies have to copy; an event may only be over once all that was put on the stream before
-/// [`Memory::record`] is.
+/// What [`Memory::allocate`] and [`Memory::pin`] return has to be that many bytes nobody else uses, aligned
+/// to 16, until it is freed; copies have to copy; an event may only be over once all that was put on the
+/// stream before [`Memory::record`] is.
 pub unsafe trait Memory: Send + Sync + fmt::Debug {
     /// Which device, as the machine counts them.
     fn device(&self) -> usize;
@@ -42,12 +43,29 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug {
     /// It was not freed before, and nothing uses it that is put on the stream later.
     unsafe fn free(&self, address: u64);
 
+    /// The address of `bytes` bytes of host memory that the device itself reads and writes (page-locked).
+    ///
+    /// May wait for the device: call it before the first collective.
+    ///
+    /// # Errors
+    ///
+    /// If there is not enough.
+    fn pin(&self, bytes: usize) -> Result<*mut u8, NcclError>;
+
+    /// Frees what [`Memory::pin`] returned.
+    ///
+    /// # Safety
+    ///
+    /// It was not freed before, and nothing on the stream uses it any more.
+    unsafe fn unpin(&self, address: *mut u8);
+
     /// Copies from the host.
     ///
     /// # Safety
     ///
-    /// Both are `bytes` bytes and stay where they are until the stream has come to it; nobody writes
-    /// to `from` until then.
+    /// `from` is memory of [`Memory::pin`]: a driver copies other memory only while it holds the caller,
+    /// until the stream has come to it. Both are `bytes` bytes and stay where they are until the stream has
+    /// come to it; nobody writes to `from` until then.
     ///
     /// # Errors
     ///
@@ -58,7 +76,7 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// Both are `bytes` bytes and stay where they are until the stream has come to it; nobody touches
+    /// `to` is memory of [`Memory::pin`], as for [`Memory::upload`]. Both are `bytes` bytes and stay where they are until the stream has come to it; nobody touches
     /// `to` until then.
     ///
     /// # Errors
@@ -103,7 +121,7 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// As [`Memory::wait_for`].
+    /// As for [`Memory::wait_for`].
     ///
     /// # Errors
     ///

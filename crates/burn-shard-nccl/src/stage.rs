@@ -1,16 +1,16 @@
-//! Getting segments to where NCCL can read and write them, and results back.
-//!
-//! All of it is put on the communication stream; nothing here waits.
+//! Getting segments to where NCCL can read and write them.
 
 use std::{borrow::Cow, sync::Arc};
 
 use burn_shard_comm::{DType, Segments};
 
 use crate::{
+    comm::Patience,
     device::DeviceSegments,
     error::NcclError,
     group::{Group, Kind, Span},
     memory::{Memory, Scratch},
+    staging::Staging,
 };
 
 /// One call of NCCL.
@@ -29,8 +29,8 @@ pub(crate) struct Launch {
     pub(crate) op: Op,
     pub(crate) send: Span,
     pub(crate) receive: Span,
-    /// Bytes of `receive` that are the result.
-    pub(crate) result_bytes: usize,
+    /// How many bytes of what is received are the output: the rest is padding.
+    pub(crate) output_bytes: usize,
 }
 
 impl Launch {
@@ -69,6 +69,14 @@ impl Width {
         }
     }
 
+    /// How many bytes of elements travel as `bytes`.
+    pub(crate) const fn narrowed(self, bytes: usize) -> usize {
+        match self {
+            Self::Same => bytes,
+            Self::Doubled => bytes / 2,
+        }
+    }
+
     fn widen(self, dtype: DType, bytes: &[u8]) -> Cow<'_, [u8]> {
         if self == Self::Same {
             return Cow::Borrowed(bytes);
@@ -102,30 +110,32 @@ impl Width {
     }
 }
 
-/// What a collective needs while it is on the stream.
-pub(crate) struct Stage {
-    memory: Arc<dyn Memory>,
+/// Puts on the stream what a collective needs there.
+pub(crate) struct Stage<'a> {
+    memory: &'a Arc<dyn Memory>,
+    staging: &'a Staging,
+    patience: &'a Patience<'a>,
     /// Freed on the stream, when dropped.
     pub(crate) scratch: Vec<Scratch>,
-    /// Read by the stream: has to stay until it is over.
-    pub(crate) sent: Vec<Vec<u8>>,
-    /// Written by the stream: has to stay until it is over.
-    pub(crate) received: Vec<Vec<u8>>,
 }
 
-impl Stage {
-    pub(crate) fn new(memory: &Arc<dyn Memory>) -> Self {
+impl<'a> Stage<'a> {
+    pub(crate) const fn new(
+        memory: &'a Arc<dyn Memory>,
+        staging: &'a Staging,
+        patience: &'a Patience<'a>,
+    ) -> Self {
         Self {
-            memory: Arc::clone(memory),
+            memory,
+            staging,
+            patience,
             scratch: Vec::new(),
-            sent: Vec::new(),
-            received: Vec::new(),
         }
     }
 
     /// Memory with anything in it.
     pub(crate) fn space(&mut self, bytes: usize) -> Result<Span, NcclError> {
-        let scratch = Scratch::new(&self.memory, bytes)?;
+        let scratch = Scratch::new(self.memory, bytes)?;
         let span = Span {
             address: scratch.address(),
             bytes: scratch.bytes(),
@@ -152,7 +162,7 @@ impl Stage {
         {
             return Ok(Span { address, bytes });
         }
-        let scratch = Scratch::new(&self.memory, bytes)?;
+        let scratch = Scratch::new(self.memory, bytes)?;
         let host = if device.is_none() {
             input.bytes(index)
         } else {
@@ -165,18 +175,11 @@ impl Stage {
                 own_bytes
             }
             (None, Some(host)) => {
-                let bytes = match width.widen(dtype, host) {
-                    Cow::Borrowed(bytes) => bytes,
-                    Cow::Owned(bytes) => {
-                        self.sent.push(bytes);
-                        self.sent.last().map_or(&[][..], Vec::as_slice)
-                    }
-                };
-                // SAFETY: the scratch is no shorter; whoever owns this stage keeps it, and the input,
-                // until the stream has come to it.
+                let bytes = width.widen(dtype, host);
+                // SAFETY: the scratch is no shorter, and freed on the stream.
                 unsafe {
-                    self.memory
-                        .upload(bytes.as_ptr(), scratch.address(), bytes.len())
+                    self.staging
+                        .upload(&bytes, scratch.address(), self.patience)
                 }?;
                 bytes.len()
             }
@@ -189,36 +192,6 @@ impl Stage {
         };
         self.scratch.push(scratch);
         Ok(span)
-    }
-
-    /// Copies the first `bytes` bytes of `span` to the device address `to`.
-    pub(crate) fn copy_out(&self, span: Span, to: u64, bytes: usize) -> Result<(), NcclError> {
-        if span.address == to || bytes == 0 {
-            return Ok(());
-        }
-        assert!(
-            bytes <= span.bytes,
-            "a result should be as long as its output"
-        );
-        // SAFETY: the output is that long (`DeviceSegments::new`), the span no shorter.
-        unsafe { self.memory.copy(span.address, to, bytes) }
-    }
-
-    /// Copies the first `bytes` bytes of `span` to the host, into [`Stage::received`].
-    pub(crate) fn receive(&mut self, span: Span, bytes: usize) -> Result<(), NcclError> {
-        assert!(
-            bytes <= span.bytes,
-            "a result should be as long as its output"
-        );
-        let mut host = vec![0; bytes];
-        let to = host.as_mut_ptr();
-        self.received.push(host);
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: the span is no shorter; whoever owns this stage keeps it, and does not look at what was
-        // received, until the stream has come to it.
-        unsafe { self.memory.download(span.address, to, bytes) }
     }
 }
 

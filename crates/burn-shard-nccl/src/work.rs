@@ -2,128 +2,133 @@
 
 use std::{any::Any, sync::Arc};
 
-use burn_shard_comm::{Call, Caller, Collective, DType, Error, SegmentsMut, Work};
+use burn_shard_comm::{Call, Caller, Collective, DType, Error, Segments, SegmentsMut, Work};
 
 use crate::{
+    comm::Patience,
     device::{DeviceSegments, on_device},
-    in_flight::{BACKEND, InFlight, Link, Name},
+    error::NcclError,
+    in_flight::{BACKEND, Flight, Link},
+    memory::Scratch,
     stage::{Launch, Width},
 };
 
-/// An unfinished collective.
+/// A collective that was started. Its result is in memory of its own until it is finished.
 pub(crate) struct Started {
-    caller: Caller,
-    call: Call,
-    width: Width,
-    launches: Vec<Launch>,
-    /// Taken when finished or dropped.
-    in_flight: Option<InFlight>,
+    pub(crate) caller: Caller,
+    pub(crate) call: Call,
+    pub(crate) width: Width,
+    pub(crate) launches: Vec<Launch>,
+    /// Freed on the stream, when dropped.
+    pub(crate) _scratch: Vec<Scratch>,
+    /// Where the result is, if it is in no memory of its own.
+    pub(crate) _input: Option<Arc<dyn Segments>>,
+    pub(crate) flight: Arc<Flight>,
 }
 
 impl Started {
-    pub(crate) fn new(
-        caller: Caller,
-        call: Call,
-        width: Width,
-        in_flight: InFlight,
-        launches: Vec<Launch>,
-    ) -> Self {
-        Self {
-            caller,
-            call,
-            width,
-            launches,
-            in_flight: Some(in_flight),
-        }
+    /// Copies results to the device once they are there; nobody waits.
+    fn copy_out(&self, output: &DeviceSegments) -> Result<(), Error> {
+        self.flight.failed()?;
+        let link = &self.flight.link;
+        let memory = &link.memory;
+        let failed = |error: NcclError| self.flight.name.error(link, &error);
+        output.owner().before(&**memory).map_err(failed)?;
+        let copied = self.launches.iter().try_for_each(|launch| {
+            let (from, bytes) = (launch.receive, launch.output_bytes);
+            let Some(to) = output.addresses()[launch.segment] else {
+                return Ok(());
+            };
+            assert!(
+                bytes <= from.bytes,
+                "a result should be as long as its output"
+            );
+            if from.address == to {
+                return Ok(());
+            }
+            // SAFETY: the output is that long (`DeviceSegments::new`), the result no shorter, and freed on
+            // the stream.
+            unsafe { memory.copy(from.address, to, bytes) }
+        });
+        // Even after a failure: some of it may be on the stream.
+        let after = output.owner().after(&**memory);
+        copied.and(after).map_err(failed)
     }
 
-    /// Copies results to the device once they are there; nobody waits.
-    fn copy_out(&mut self, output: &DeviceSegments) -> Result<(), Error> {
-        let Some(mut in_flight) = self.in_flight.take() else {
-            return Ok(());
+    /// Copies results to the host; waits until they are there.
+    fn fetch(&self, output: &mut dyn SegmentsMut) -> Result<(), Error> {
+        let link = &self.flight.link;
+        let hopeless = || link.failure().is_some();
+        let patience = Patience {
+            deadline: self.flight.name.deadline,
+            hopeless: &hopeless,
         };
-        let link = Arc::clone(&in_flight.link);
-        let name = Name::new(&self.call, in_flight.sequence, in_flight.deadline);
-        if let Err(error) = in_flight.failed() {
-            in_flight.watch();
-            return Err(error);
+        let mut received = self.flight.take_received();
+        received.resize_with(self.launches.len(), || None);
+        for (launch, received) in self.launches.iter().zip(received) {
+            let mut output = output.bytes_mut(launch.segment);
+            if let Some(received) = received {
+                self.width.narrow(received.bytes(), output);
+                continue;
+            }
+            let take = |piece: &[u8]| {
+                let (now, later) =
+                    std::mem::take(&mut output).split_at_mut(self.width.narrowed(piece.len()));
+                self.width.narrow(piece, now);
+                output = later;
+            };
+            let (from, bytes) = (launch.receive.address, launch.output_bytes);
+            // SAFETY: the result is no shorter, and this value keeps it.
+            let fetched = unsafe { link.staging.fetch(from, bytes, &patience, take) };
+            fetched.map_err(|error| self.flight.name.error(link, &error))?;
         }
-        let before = output.owner().before(&*link.memory);
-        before.map_err(|error| name.error(&link, &error))?;
-        let stage = &in_flight.kept.stage;
-        let mut each = self
-            .launches
-            .iter()
-            .zip(self.launches.iter().map(|l| output.addresses()[l.segment]));
-        let copied = each.try_for_each(|(launch, address)| match address {
-            Some(address) => stage.copy_out(launch.receive, address, launch.result_bytes),
-            None => Ok(()),
-        });
-        copied
-            .and_then(|()| in_flight.kept.record())
-            .map_err(|error| name.error(&link, &error))?;
-        let after = output.owner().after(&*link.memory);
-        after.map_err(|error| name.error(&link, &error))?;
-        in_flight.watch();
         Ok(())
+    }
+
+    /// Refuses outputs that do not fit; those on the device.
+    fn checked<'a>(
+        &self,
+        output: &'a mut dyn SegmentsMut,
+    ) -> Result<Option<&'a DeviceSegments>, Error> {
+        let link = &self.flight.link;
+        let collective = self.call.collective;
+        if matches!(
+            collective,
+            Collective::ReduceScatter | Collective::AllReduce
+        ) {
+            self.caller.reduction_output(&self.call, output)?;
+        }
+        let device = link.checked_output(&self.call, output)?;
+        if device.is_some() && self.width != Width::Same {
+            return Err(Error::UnsupportedDType {
+                rank: link.rank,
+                dtype: SegmentsMut::dtype(output),
+                collective,
+                backend: BACKEND,
+            });
+        }
+        Ok(device)
     }
 }
 
 impl Work for Started {
     fn is_ready(&self) -> bool {
-        self.in_flight.as_ref().is_none_or(InFlight::is_ready)
+        self.flight.is_ready()
     }
 
     fn wait(&mut self) -> Result<(), Error> {
-        self.in_flight.as_mut().map_or(Ok(()), InFlight::complete)
+        self.flight.complete()
     }
 
-    fn finish(mut self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
-        let Some(link) = self
-            .in_flight
-            .as_ref()
-            .map(|in_flight| Arc::clone(&in_flight.link))
-        else {
-            return Ok(());
-        };
-        let collective = self.call.collective;
+    fn finish(self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
         if on_device(output.device()).is_some() {
-            self.caller.output(&self.call, output)?;
-            if let Some(device) = link.checked_output(&self.call, output)? {
-                if self.width != Width::Same {
-                    let (rank, dtype) = (link.rank, output.dtype());
-                    return Err(Error::UnsupportedDType {
-                        rank,
-                        collective,
-                        dtype,
-                        backend: BACKEND,
-                    });
-                }
+            if let Some(device) = self.checked(output)? {
                 return self.copy_out(device);
             }
         }
-        self.wait()?;
-        self.caller.output(&self.call, output)?;
-        link.checked_output(&self.call, output)?;
-        let Some(in_flight) = &mut self.in_flight else {
-            return Ok(());
-        };
-        if in_flight.kept.stage.received.len() < self.launches.len() {
-            in_flight.fetch(&self.launches)?;
-        }
-        for (launch, received) in self.launches.iter().zip(&in_flight.kept.stage.received) {
-            self.width
-                .narrow(received, output.bytes_mut(launch.segment));
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        if let Some(in_flight) = self.in_flight.take() {
-            in_flight.watch();
-        }
+        self.flight.complete()?;
+        self.checked(output)?;
+        self.fetch(output)
     }
 }
 

@@ -181,15 +181,16 @@ fn collectives_work_on_the_memory_itself() {
         let (rank, communicator) = (group.rank(), group.communicator());
         let one = 1.0 + f32::from(u8::try_from(rank).unwrap());
 
-        // The result is scratch memory until it is taken.
+        // Only the result is new memory.
         let input = Arc::new(Buffers::full("input", &memory, &[&[one; 3]]));
         let mut output = Buffers::full("output", &memory, &[&[0.0; 6]]);
         let before = memory.allocated();
-        let work = communicator.all_gather(Arc::clone(&input) as _, &[6]);
+        communicator
+            .all_gather(Arc::clone(&input) as _, &mut output)
+            .unwrap();
         assert_eq!(memory.allocated(), before + 1);
-        work.unwrap().finish(&mut output).unwrap();
         assert_eq!(output.read()[0], [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
-        assert_eq!(input.log(), ["before input", "after input"]);
+        assert_eq!(input.log(), ["before input"]);
         assert_eq!(output.log(), ["before output", "after output"]);
 
         // Lengths that do not: cut.
@@ -285,6 +286,147 @@ fn the_host_and_the_device_may_be_mixed() {
     .unwrap();
 }
 
+/// Owned by a stream of its own, as CubeCL's buffers are.
+struct ByStream {
+    compute: Arc<HostMemory>,
+}
+
+impl Owner for ByStream {
+    fn before(&self, memory: &dyn Memory) -> Result<(), NcclError> {
+        // SAFETY: the stream lives as long as the test.
+        unsafe { memory.wait_for(self.compute.stream()) }
+    }
+
+    fn after(&self, memory: &dyn Memory) -> Result<(), NcclError> {
+        // SAFETY: as above.
+        unsafe { memory.hold_up(self.compute.stream()) }
+    }
+}
+
+impl Buffers {
+    fn of_stream(mut self, compute: &Arc<HostMemory>) -> Self {
+        let owner = ByStream {
+            compute: Arc::clone(compute),
+        };
+        let addresses = self.addresses.clone();
+        // SAFETY: as in `new`.
+        self.device =
+            unsafe { DeviceSegments::new(self.memory.device(), addresses, Box::new(owner)) };
+        self
+    }
+}
+
+/// Holds a stream until it is dropped.
+struct Gate(Arc<AtomicBool>);
+
+impl Gate {
+    fn new(memory: &HostMemory) -> Self {
+        let open = Arc::new(AtomicBool::new(false));
+        let gate = Arc::clone(&open);
+        memory.launch(move || {
+            while !gate.load(Ordering::Acquire) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Self(open)
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// The stream of the computation passes what was launched on it while a collective hangs, until somebody
+/// takes its result.
+#[test]
+fn the_computation_waits_for_results_and_not_for_collectives() {
+    spawn(2, LONG, |group, memory| {
+        let communicator = group.communicator();
+        let compute = Arc::new(HostMemory::new(memory.device()));
+        let log: Arc<Mutex<Vec<&'static str>>> = Arc::default();
+        let note = |on: &HostMemory, what: &'static str| {
+            let log = Arc::clone(&log);
+            on.launch(move || log.lock().push(what));
+        };
+        let input = Arc::new(Buffers::full("input", &memory, &[&[1.0; 4]]).of_stream(&compute));
+        let mut shard = Buffers::full("shard", &memory, &[&[0.0; 2]]).of_stream(&compute);
+        note(&compute, "written");
+        let gate = Gate::new(&memory);
+        let work = communicator
+            .reduce_scatter(Arc::clone(&input) as _, ReduceOp::Sum)
+            .unwrap();
+        note(&memory, "reduced");
+        note(&compute, "the next layer");
+        // Comes to its end although the collective does not.
+        finish_stream(&compute);
+        assert_eq!(*log.lock(), ["written", "the next layer"]);
+        work.finish(&mut shard).unwrap();
+        note(&compute, "the step");
+        drop(gate);
+        finish_stream(&compute);
+        assert_eq!(
+            *log.lock(),
+            ["written", "the next layer", "reduced", "the step"]
+        );
+        assert_eq!(shard.read()[0], [2.0; 2]);
+        group.barrier().unwrap();
+    })
+    .unwrap();
+}
+
+/// What an input is made of stays until the stream has passed the collective, whoever drops what.
+#[test]
+fn an_input_is_held_until_the_stream_has_passed_it() {
+    spawn(2, LONG, |group, memory| {
+        let input = Arc::new(Buffers::full("input", &memory, &[&[1.0; 4]]));
+        let gate = Gate::new(&memory);
+        let alive = Arc::downgrade(&input);
+        let work = group
+            .communicator()
+            .all_reduce(input, ReduceOp::Sum)
+            .unwrap();
+        drop(work);
+        thread::sleep(Duration::from_millis(20));
+        assert!(alive.upgrade().is_some());
+        drop(gate);
+        let start = Instant::now();
+        while alive.upgrade().is_some() {
+            assert!(start.elapsed() < LONG, "the input should be let go");
+            thread::sleep(Duration::from_millis(1));
+        }
+        group.barrier().unwrap();
+    })
+    .unwrap();
+}
+
+/// More than there is page-locked memory for, several times.
+#[test]
+fn large_segments_on_the_host_go_in_pieces() {
+    const NUMEL: usize = 2_100_001;
+    spawn(2, LONG, |group, memory| {
+        let rank = group.rank();
+        let value = |index: usize| (index % 8191 + rank) as f32;
+        let input: Vec<f32> = (0..NUMEL).map(value).collect();
+        let pinned = memory.pinned();
+        let mut sum = input.clone();
+        group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        let sums = |index: usize| (2 * (index % 8191) + 1) as f32;
+        assert!((0..NUMEL).all(|index| sum[index] == sums(index)));
+        // As 32-bit integers, in pieces of half as many bytes.
+        let mut small: Vec<i16> = (0..NUMEL).map(|index| (index % 999) as i16).collect();
+        group.all_reduce(&mut small, ReduceOp::Sum).unwrap();
+        assert!(
+            (0..NUMEL).all(|index| usize::from(small[index].unsigned_abs()) == 2 * (index % 999))
+        );
+        group.broadcast(&mut sum, 1).unwrap();
+        assert!((0..NUMEL).all(|index| sum[index] == sums(index)));
+        assert_eq!(memory.pinned(), pinned, "allocated once");
+    })
+    .unwrap();
+}
+
 #[test]
 fn nobody_waits_for_the_device() {
     spawn(2, LONG, |group, memory| {
@@ -293,19 +435,14 @@ fn nobody_waits_for_the_device() {
         let mut output = Buffers::full("output", &memory, &[&[0.0; 4]]);
         let mut shard = Buffers::full("shard", &memory, &[&[0.0; 1]]);
         // The stream stands still until the very end.
-        let go = Arc::new(AtomicBool::new(false));
-        let gate = Arc::clone(&go);
-        memory.launch(move || {
-            while !gate.load(Ordering::Acquire) {
-                thread::sleep(Duration::from_millis(1));
-            }
-        });
-        let gather = communicator.all_gather(Arc::clone(&input) as _, &[4]);
-        gather.unwrap().finish(&mut output).unwrap();
+        let gate = Gate::new(&memory);
+        communicator
+            .all_gather(Arc::clone(&input) as _, &mut output)
+            .unwrap();
         let work = communicator.reduce_scatter(input, ReduceOp::Sum).unwrap();
         assert!(!work.is_ready());
         work.finish(&mut shard).unwrap();
-        go.store(true, Ordering::Release);
+        drop(gate);
         assert_eq!(output.read()[0], [1.0; 4]);
         assert_eq!(shard.read()[0], [2.0]);
         group.barrier().unwrap();

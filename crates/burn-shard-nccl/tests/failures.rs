@@ -165,6 +165,65 @@ fn an_abort_elsewhere_ends_a_kernel_that_hangs() {
     all_ended();
 }
 
+/// The rank itself is held by something that knows no deadline, as a driver is.
+#[test]
+fn a_reduction_in_flight_is_watched_while_its_rank_is_held() {
+    let _one = ONE.lock();
+    inject(1, 0, Fault::Hang);
+    spawn(2, LONG, |group, memory| {
+        group.set_deadline(SHORT);
+        let input = Arc::new(OwnedSegments(vec![vec![1.0f32; 4]]));
+        let mut work = group
+            .communicator()
+            .all_reduce(input, ReduceOp::Sum)
+            .unwrap();
+        // Not page-locked: the double returns once its stream has come to this.
+        let buffer = memory.allocate(4).unwrap();
+        let mut host = [0u8; 4];
+        // SAFETY: both are four bytes, and the stream has passed them when it returns.
+        unsafe { memory.download(buffer, host.as_mut_ptr(), 4) }.unwrap();
+        // SAFETY: allocated above.
+        unsafe { memory.free(buffer) };
+        let error = work.wait().unwrap_err();
+        assert!(
+            error
+                .root_cause()
+                .to_string()
+                .contains("was not done after"),
+            "{error}"
+        );
+        poisoned(&group);
+    })
+    .unwrap();
+    all_ended();
+}
+
+/// Of more than page-locked memory holds.
+#[test]
+fn a_large_upload_behind_a_kernel_that_hangs_ends_at_the_deadline() {
+    let _one = ONE.lock();
+    inject(0, 0, Fault::Hang);
+    spawn(2, LONG, |group, _| {
+        group.set_deadline(SHORT);
+        let input = Arc::new(OwnedSegments(vec![vec![1.0f32; 4]]));
+        let communicator = group.communicator();
+        let _first = communicator.all_reduce(input, ReduceOp::Sum).unwrap();
+        let input = Arc::new(OwnedSegments(vec![vec![1.0f32; 3_000_000]]));
+        let error = communicator.all_reduce(input, ReduceOp::Sum);
+        let error = error.and_then(|mut work| work.wait()).unwrap_err();
+        assert!(
+            error
+                .root_cause()
+                .to_string()
+                .contains("was not done after"),
+            "{error}"
+        );
+        poisoned(&group);
+    })
+    .unwrap();
+    all_ended();
+}
+
 #[test]
 fn a_hang_that_nobody_waits_for_poisons_the_group() {
     let _one = ONE.lock();

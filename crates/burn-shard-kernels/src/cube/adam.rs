@@ -32,8 +32,9 @@ pub struct AdamBuffers<'a> {
 /// Makes one step of [`crate::adam_step`] on the elements of `ranges`, on the device.
 ///
 /// Elements outside of all ranges are neither read nor written: the ranges are those of the
-/// parameters that have a gradient. There is no `amsgrad`, as on the host path. One launch per range;
-/// ranges that start and end at multiples of 16 elements run at full speed.
+/// parameters that have a gradient. There is no `amsgrad`, as on the host path. One launch per range, so
+/// join neighbours by [`merge_ranges`](crate::merge_ranges) first; ranges that start and end at multiples of
+/// 16 elements run at full speed.
 ///
 /// # Ordering
 ///

@@ -1,8 +1,8 @@
 //! The same steps for buffers on a device, written once in CubeCL for every runtime it has.
 //!
 //! What lives here: fused [Adam and AdamW](adamw_step) and [SGD](sgd_step) over [flat
-//! buffers](FlatBuffer), [packing](pack()) of scattered tensors into a flat buffer and back, and
-//! [`norms`]. What does not: a runtime (features `cpu`, `wgpu`, `cuda` link one), allocation,
+//! buffers](FlatBuffer), [packing](pack()) of scattered tensors into a flat buffer and back, [`norms`], and
+//! [zeros](zero). What does not: a runtime (features `cpu`, `wgpu`, `cuda` link one), allocation,
 //! streams, and anything of Burn.
 //!
 //! # Equality with the host path
@@ -28,6 +28,7 @@ mod pack;
 mod sgd;
 mod step;
 mod throttle;
+mod zero;
 
 #[cfg(feature = "ptx")]
 pub mod ptx;
@@ -37,3 +38,4 @@ pub use buffer::{Dtype, FlatBuffer, StepControl};
 pub use norm::{NormBuffers, clip_coefficient, norms};
 pub use pack::{Slot, Strategy, StridedTensor, pack, unpack};
 pub use sgd::{SgdBuffers, sgd_step};
+pub use zero::zero;

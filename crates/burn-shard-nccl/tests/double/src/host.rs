@@ -43,6 +43,8 @@ pub struct HostMemory {
     device: usize,
     queue: Box<Queue>,
     buffers: Arc<Mutex<HashMap<usize, Layout>>>,
+    /// What copies do not hold their caller for.
+    pinned: Mutex<HashMap<usize, Layout>>,
     allocated: AtomicUsize,
 }
 
@@ -72,6 +74,7 @@ impl HostMemory {
                 tasks,
             }),
             buffers: Arc::default(),
+            pinned: Mutex::default(),
             allocated: AtomicUsize::new(0),
         }
     }
@@ -84,6 +87,32 @@ impl HostMemory {
     /// Buffers that are not freed.
     pub fn live(&self) -> usize {
         self.buffers.lock().len()
+    }
+
+    /// Puts `task` on the stream. As a driver does where the memory on the host is not page-locked, returns
+    /// only once the stream has come to it.
+    fn transfer(&self, host: *const u8, bytes: usize, task: Task) {
+        let (start, end) = (host.addr(), host.addr() + bytes);
+        let pinned = self.pinned.lock();
+        let pinned = pinned
+            .iter()
+            .any(|(address, layout)| *address <= start && end <= address + layout.size());
+        if pinned {
+            return self.queue.launch(task);
+        }
+        let (done, wait) = channel();
+        self.launch(move || {
+            task();
+            // Whoever sent it waits.
+            let _heard = done.send(());
+        });
+        // An error: the stream has ended, with all that was on it.
+        let _ended = wait.recv();
+    }
+
+    /// Host memory that is not freed.
+    pub fn pinned(&self) -> usize {
+        self.pinned.lock().len()
     }
 
     /// Puts `task` on the stream.
@@ -186,15 +215,34 @@ unsafe impl Memory for HostMemory {
         });
     }
 
+    fn pin(&self, bytes: usize) -> Result<*mut u8, NcclError> {
+        let layout =
+            Layout::from_size_align(bytes.max(1), ALIGNMENT).expect("a buffer should be small");
+        // SAFETY: the layout is not empty.
+        let buffer = unsafe { alloc(layout) };
+        assert!(!buffer.is_null(), "out of memory");
+        self.pinned
+            .lock()
+            .insert(buffer.expose_provenance(), layout);
+        Ok(buffer)
+    }
+
+    unsafe fn unpin(&self, address: *mut u8) {
+        let layout = self.pinned.lock().remove(&address.addr());
+        let layout = layout.expect("what is freed should be a buffer, once");
+        // SAFETY: allocated in `pin` with this layout, and out of the table.
+        unsafe { dealloc(address, layout) };
+    }
+
     unsafe fn upload(&self, from: *const u8, to: u64, bytes: usize) -> Result<(), NcclError> {
-        self.queue
-            .launch(copied(from.expose_provenance(), pointer(to).addr(), bytes));
+        let task = copied(from.expose_provenance(), pointer(to).addr(), bytes);
+        self.transfer(from, bytes, task);
         Ok(())
     }
 
     unsafe fn download(&self, from: u64, to: *mut u8, bytes: usize) -> Result<(), NcclError> {
-        self.queue
-            .launch(copied(pointer(from).addr(), to.expose_provenance(), bytes));
+        let task = copied(pointer(from).addr(), to.expose_provenance(), bytes);
+        self.transfer(to, bytes, task);
         Ok(())
     }
 

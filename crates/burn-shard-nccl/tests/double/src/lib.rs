@@ -6,7 +6,8 @@
 //! NCCL where NCCL trusts its callers: handles, groups, arguments, calls of a communicator that is still
 //! busy. Where NCCL would hang, it hangs.
 //!
-//! The rlib has what stands for the device: [`HostMemory`], with a stream that is a thread.
+//! The rlib has what stands for the device: [`HostMemory`], with a stream that is a thread. A copy from or to
+//! host memory that is not page-locked holds its caller until the stream has come to it, as a driver does.
 //!
 //! Reductions are in rank order, so that they equal those of ranks as threads, bit by bit.
 
