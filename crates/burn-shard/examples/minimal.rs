@@ -23,7 +23,9 @@ impl Mlp {
     /// How far the network is from adding up its inputs.
     fn loss(&self, x: Tensor<2>) -> Tensor<1> {
         let sum = x.clone().sum_dim(1);
-        (self.output.forward(gelu(self.hidden.forward(x))) - sum).square().mean()
+        (self.output.forward(gelu(self.hidden.forward(x))) - sum)
+            .square()
+            .mean()
     }
 }
 

@@ -59,8 +59,8 @@ impl ModuleVisitor for PlainHybrid<'_> {
         let gradient = gradient.unwrap_or_else(|| Tensor::zeros(shape, &device));
         let mut values: Vec<f32> = gradient.into_data().iter().collect();
         let sharded = [ShardingStrategy::Gradients, ShardingStrategy::Full];
-        let whole = !sharded.contains(&self.model.strategy())
-            || is_whole(self.model, &self.path.join("."));
+        let whole =
+            !sharded.contains(&self.model.strategy()) || is_whole(self.model, &self.path.join("."));
         if whole {
             self.world.all_reduce(&mut values, ReduceOp::Mean).unwrap();
         } else {
@@ -68,7 +68,8 @@ impl ModuleVisitor for PlainHybrid<'_> {
             self.across.all_reduce(&mut values, ReduceOp::Mean).unwrap();
         }
         let data = TensorData::new(values, shape);
-        self.gradients.register(param.id, Tensor::<D>::from_data(data, &device));
+        self.gradients
+            .register(param.id, Tensor::<D>::from_data(data, &device));
     }
 }
 
@@ -86,14 +87,24 @@ fn every_mesh_and_strategy_equals_plain_data_parallel_in_the_order_of_its_sums()
                 let mut oss = Oss::new(momentum(), &group).unwrap();
                 let mut stock = momentum().init();
                 let rank = group.rank();
-                let copy = group.split(Some(rank / shard_ranks), rank).unwrap().unwrap();
-                let across = group.split(Some(rank % shard_ranks), rank).unwrap().unwrap();
+                let copy = group
+                    .split(Some(rank / shard_ranks), rank)
+                    .unwrap()
+                    .unwrap();
+                let across = group
+                    .split(Some(rank % shard_ranks), rank)
+                    .unwrap()
+                    .unwrap();
                 let what = format!("{strategy}, {world_size} ranks, {shard_ranks} per copy");
                 for step in 0..10 {
                     let batch = Batch::new(rank, step, strategy);
                     let loss = model.loss(&batch, &device);
                     let plain_loss = plain.loss(&batch, &device);
-                    assert_eq!(common::bits(loss.clone()), common::bits(plain_loss.clone()), "{what}");
+                    assert_eq!(
+                        common::bits(loss.clone()),
+                        common::bits(plain_loss.clone()),
+                        "{what}"
+                    );
                     let grads = GradientsParams::from_grads(loss.backward(), &model);
                     let mut expected = GradientsParams::from_grads(plain_loss.backward(), &plain);
                     plain.visit(&mut PlainHybrid {
@@ -160,7 +171,10 @@ fn copies_that_do_not_divide_the_ranks_are_refused_on_all_of_them() {
     })
     .unwrap()
     {
-        assert!(matches!(error, Error::ShardRanks { shard_ranks: 3, .. }), "{error:?}");
+        assert!(
+            matches!(error, Error::ShardRanks { shard_ranks: 3, .. }),
+            "{error:?}"
+        );
     }
 }
 

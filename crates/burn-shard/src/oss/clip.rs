@@ -6,6 +6,8 @@
 
 use burn::config::Config;
 use burn_shard_comm::{DType, ReduceOp};
+use burn_shard_kernels::{clip_coefficient, max_abs, sum_of_powers, sum_of_squares};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +71,7 @@ pub(super) struct Verdict {
     /// The norm of the gradients without the loss scale, if it was asked for.
     pub(super) norm: Option<f64>,
     /// What gradients are multiplied by; `None`: the step is left out.
-    pub(super) factor: Option<f64>,
+    pub(super) factor: Option<f32>,
 }
 
 impl Control {
@@ -94,12 +96,15 @@ impl Control {
             let rank = engine.rank();
             return Err(Error::NonFiniteGradients { rank, norm });
         }
-        let clip = self
-            .clipping
-            .map_or(1.0, |c| (c.max_norm / (norm + 1e-6)).min(1.0));
+        let clip = match self.clipping {
+            Some(clipping) if norm.is_finite() => clip_coefficient(norm, clipping.max_norm)?,
+            Some(_) | None => 1.0,
+        };
+        #[allow(clippy::cast_possible_truncation, reason = "steps are made in f32")]
+        let loss_scale = self.loss_scale.unwrap_or(1.0) as f32;
         Ok(Verdict {
             norm: Some(norm),
-            factor: norm.is_finite().then_some(clip * unscale),
+            factor: norm.is_finite().then_some(clip / loss_scale),
         })
     }
 }
@@ -109,7 +114,7 @@ impl GradientNorm {
         let mut total = [0.0];
         for (index, job) in jobs.iter().enumerate() {
             let Some(job) = job else { continue };
-            let part = self.of_own_part(engine, index, &job.gradient);
+            let part = self.of_own_part(engine, index, &job.gradient)?;
             total[0] = match self {
                 Self::Max => maximum(total[0], part),
                 Self::L2 | Self::P(_) => total[0] + part,
@@ -128,7 +133,12 @@ impl GradientNorm {
     }
 
     /// Over the elements that this rank owns of a gradient.
-    fn of_own_part(self, engine: &Engine, index: usize, gradient: &FlatTensor) -> f64 {
+    fn of_own_part(
+        self,
+        engine: &Engine,
+        index: usize,
+        gradient: &FlatTensor,
+    ) -> Result<f64, Error> {
         let plan = engine.plan();
         let spec = plan.group_of(index);
         let owned = spec.layout.members[plan.place[index].member].owned(engine.shard_rank());
@@ -142,24 +152,20 @@ impl GradientNorm {
         let bytes = &gradient.as_bytes()[part.start * size..part.end * size];
         #[allow(clippy::wildcard_enum_match_arm, reason = "gradients are floats")]
         match gradient.dtype() {
-            DType::F32 => self.fold(
-                bytemuck::cast_slice::<_, f32>(bytes)
-                    .iter()
-                    .map(|&x| x.into()),
-            ),
-            DType::F64 => self.fold(bytemuck::cast_slice::<_, f64>(bytes).iter().copied()),
-            DType::BF16 => self.fold(
-                bytemuck::cast_slice::<_, bf16>(bytes)
-                    .iter()
-                    .map(|x| x.to_f64()),
-            ),
-            DType::F16 => self.fold(
-                bytemuck::cast_slice::<_, f16>(bytes)
-                    .iter()
-                    .map(|x| x.to_f64()),
-            ),
+            DType::F32 => self.of_f32(bytemuck::cast_slice(bytes)),
+            DType::F64 => Ok(self.fold(bytemuck::cast_slice::<_, f64>(bytes).iter().copied())),
+            DType::BF16 => self.of_f32(&bytemuck::cast_slice::<_, bf16>(bytes).to_f32_vec()),
+            DType::F16 => self.of_f32(&bytemuck::cast_slice::<_, f16>(bytes).to_f32_vec()),
             dtype => unreachable!("a gradient is of floats, not of {dtype}"),
         }
+    }
+
+    fn of_f32(self, elements: &[f32]) -> Result<f64, Error> {
+        Ok(match self {
+            Self::L2 => sum_of_squares(elements),
+            Self::Max => max_abs(elements).into(),
+            Self::P(p) => sum_of_powers(elements, p)?,
+        })
     }
 
     fn fold(self, elements: impl Iterator<Item = f64>) -> f64 {

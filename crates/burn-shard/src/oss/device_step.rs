@@ -13,11 +13,13 @@ use burn_shard_comm::DType;
 use burn_shard_kernels::cube::{
     AdamBuffers, SgdBuffers, StepControl, adam_step, adamw_step, sgd_step,
 };
+use burn_shard_kernels::merge_ranges;
 
 use super::config::{Fused, Method};
 use super::state::{ParamState, State, moment_bytes};
 use super::step::{GroupStep, Job, Owned};
 use crate::Error;
+use crate::plan::layout::ALIGN_BYTES;
 use crate::runtime::collective_io::OutputBuffer;
 use crate::runtime::engine::Engine;
 use crate::storage::device::{DeviceFlat, DeviceTensor};
@@ -52,7 +54,8 @@ pub(super) fn run(
         let param_state = &mut state.params[index];
         match method.fused {
             Some(fused) if group.dtype == DType::F32 => {
-                let gradient = clipped(job.gradient, method).part(owned.gradient);
+                let gradient = step.scaled(job.gradient);
+                let gradient = clipped(gradient, method).part(owned.gradient);
                 gradients.push((owned.moments.start, gradient));
                 param_state.time += 1;
                 param_state.fused = Some(fused);
@@ -64,16 +67,20 @@ pub(super) fn run(
                 });
             }
             _ => {
-                let gradient = job.gradient.into_device().part(owned.gradient);
+                let gradient = step.scaled(job.gradient).into_device().part(owned.gradient);
                 stock(method, lr, &params, owned.moments, gradient, param_state)?;
             }
         }
     }
     if !runs.is_empty() {
-        // What no parameter fills is not read.
-        let grads = params.accelerator().empty(params.len_bytes());
+        // Padding is stepped with its neighbours, which leaves zeros as they are.
+        let grads = params.accelerator().zeros(params.len_bytes());
         grads.pack(group.dtype, &gradients)?;
-        for run in merged(runs) {
+        let align = engine.plan().align_bytes.max(ALIGN_BYTES) / group.dtype.size_bytes();
+        for mut run in merged(runs) {
+            if run.keeps_zeros() {
+                run.elements = merge_ranges(&run.elements, align);
+            }
             launch(step, state, &params, &grads, &run)?;
         }
     }
@@ -134,6 +141,16 @@ struct Run {
     fused: Fused,
     lr: f64,
     time: usize,
+}
+
+impl Run {
+    /// Whether a step of zeros leaves zeros.
+    fn keeps_zeros(&self) -> bool {
+        match self.fused {
+            Fused::Adam(hyper) | Fused::AdamW(hyper) => hyper.epsilon != 0.0,
+            Fused::Sgd(_) => true,
+        }
+    }
 }
 
 /// One run for all parameters that share kernel, hyper-parameters, learning rate and time.
@@ -244,6 +261,7 @@ fn own_shards(
 ) -> Result<DeviceFlat, Error> {
     let engine = step.engine;
     let group = &engine.plan().groups[step.group];
+    // Padding is stepped too, and has to be zeros.
     let shards = flat
         .accelerator()
         .zeros(group.layout.shard_len * group.dtype.size_bytes());

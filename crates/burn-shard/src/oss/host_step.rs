@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use burn::tensor::Bytes;
 use burn_shard_comm::DType;
-use burn_shard_kernels::{adam_step, adamw_step, sgd_step};
+use burn_shard_kernels::{
+    AdamSlices, SgdSlices, StepControl, adam_step_with, adamw_step_with, sgd_step_with,
+};
 
 use super::config::{Fused, Method};
 use super::state::{Moments, ParamState, State, moment_bytes};
@@ -38,19 +40,29 @@ pub(super) fn run(
             .expect("only parameters with a gradient are stepped");
         let (method, lr) = step.method(index, &job);
         let owned = Owned::of(engine, index);
-        let gradient = job.gradient.into_host();
+        let fused = method.fused.filter(|_| group.dtype == DType::F32);
+        // Kernels multiply as they read, unless something comes between.
+        let by_kernel = fused.is_some() && method.clip_value.is_none();
+        let gradient = if by_kernel {
+            job.gradient
+        } else {
+            step.scaled(job.gradient)
+        };
+        let gradient = gradient.into_host();
         let param_state = &mut state.params[index];
         let moments = &mut state.groups[step.group];
         let one = OneStep {
             owned,
             gradient,
             lr,
+            control: StepControl {
+                clip: by_kernel.then_some(step.factor),
+                ..StepControl::default()
+            },
         };
-        match method.fused {
-            Some(fused) if group.dtype == DType::F32 => {
-                one.fused(step, method, fused, bytes, param_state, moments)?;
-            }
-            _ => one.stock(method, bytes, param_state),
+        match fused {
+            Some(fused) => one.fused(step, method, fused, bytes, param_state, moments)?,
+            None => one.stock(method, bytes, param_state),
         }
     }
     if group.gathers_after_step() {
@@ -80,6 +92,7 @@ struct OneStep {
     owned: Owned,
     gradient: HostTensor,
     lr: f64,
+    control: StepControl,
 }
 
 impl OneStep {
@@ -96,6 +109,7 @@ impl OneStep {
             owned,
             mut gradient,
             lr,
+            control,
         } = self;
         if let Some(threshold) = method.clip_value {
             for value in bytemuck::cast_slice_mut::<u8, f32>(gradient.as_bytes_mut()) {
@@ -115,18 +129,31 @@ impl OneStep {
                 let second =
                     &mut bytemuck::cast_slice_mut(second.bytes_mut())[owned.moments.clone()];
                 let step = if matches!(fused, Fused::Adam(_)) {
-                    adam_step
+                    adam_step_with
                 } else {
-                    adamw_step
+                    adamw_step_with
                 };
-                step(param, gradient, first, second, time, lr, &hyper)?;
+                let slices = AdamSlices {
+                    param,
+                    grad: gradient,
+                    moment_1: first,
+                    moment_2: second,
+                    copy: None,
+                };
+                step(slices, &control, time, lr, &hyper)?;
             }
             Fused::Sgd(hyper) => {
                 let velocity = hyper.momentum.map(|_| {
                     let first = moments.first(engine, moment_bytes).bytes_mut();
                     &mut bytemuck::cast_slice_mut(first)[owned.moments.clone()]
                 });
-                sgd_step(param, gradient, velocity, time, lr, &hyper)?;
+                let slices = SgdSlices {
+                    param,
+                    grad: gradient,
+                    velocity,
+                    copy: None,
+                };
+                sgd_step_with(slices, &control, time, lr, &hyper)?;
             }
         }
         state.time = time;
@@ -140,6 +167,7 @@ impl OneStep {
             owned,
             gradient,
             lr,
+            ..
         } = self;
         state.time += 1;
         state.fused = None;

@@ -47,8 +47,11 @@ enum ScalarValue {
 /// By parameter: scalars, and tensors of this rank's part by their names.
 #[derive(Debug, Default)]
 pub(crate) struct LoadedState {
-    pub(crate) params: Vec<Option<(ParamScalars, Vec<(String, Vec<f32>)>)>>,
+    pub(crate) params: Vec<Option<(ParamScalars, Vec<LoadedTensor>)>>,
 }
+
+/// A tensor's name, and this rank's elements of it.
+pub(crate) type LoadedTensor = (String, Vec<f32>);
 
 /// State that an optimizer can go on from.
 #[derive(Debug)]

@@ -64,14 +64,10 @@ impl Step<'_> {
         let mut storage = Storage::pack(engine, detached);
         let judged = check(engine, &jobs).and_then(|()| control.judge(engine, &jobs));
         let mut history = instance.history.clone();
-        match judged.as_ref().map(|verdict| verdict.factor) {
-            Ok(Some(factor)) => scale(&mut jobs, factor),
-            Ok(None) | Err(_) => jobs.fill_with(|| None),
-        }
-        if judged
-            .as_ref()
-            .is_ok_and(|verdict| verdict.factor.is_some())
-        {
+        let factor = judged.as_ref().ok().and_then(|verdict| verdict.factor);
+        if factor.is_none() {
+            jobs.fill_with(|| None);
+        } else {
             let stepped = jobs.iter().enumerate().filter_map(|(index, job)| {
                 let rate = |job: &Job| rate(engine, lr, index, job);
                 job.as_ref().map(|job| (index, rate(job)))
@@ -89,6 +85,7 @@ impl Step<'_> {
                     instance: &instance,
                     methods,
                     lr,
+                    factor: factor.unwrap_or(1.0),
                     group,
                 };
                 let stepped = step.run(state, flat, &mut jobs);
@@ -102,15 +99,6 @@ impl Step<'_> {
         match result {
             Ok(verdict) => Ok((module, verdict)),
             Err(error) => Err(StepError::new(module, error)),
-        }
-    }
-}
-
-/// Multiplies gradients.
-fn scale(jobs: &mut [Option<Job>], factor: f64) {
-    if factor != 1.0 {
-        for job in jobs.iter_mut().flatten() {
-            job.gradient = job.gradient.scaled(factor);
         }
     }
 }
@@ -204,6 +192,8 @@ pub(super) struct GroupStep<'a> {
     instance: &'a Instance,
     methods: &'a [Method],
     lr: &'a ModuleLearningRate,
+    /// What gradients are multiplied by.
+    pub(super) factor: f32,
     pub(super) group: usize,
 }
 
@@ -237,6 +227,15 @@ impl GroupStep<'_> {
         let path = self.engine.plan().params[index].path.as_str();
         let method = method_of(self.methods, job.id, path);
         (method, rate(self.engine, self.lr, index, job))
+    }
+
+    /// The gradient times the factor.
+    pub(super) fn scaled(&self, gradient: FlatTensor) -> FlatTensor {
+        if self.factor == 1.0 {
+            gradient
+        } else {
+            gradient.scaled(self.factor.into())
+        }
     }
 
     /// What the gather of the stepped `members` reads: this rank's `shards`.

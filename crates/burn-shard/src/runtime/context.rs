@@ -29,12 +29,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(
-        mesh: Mesh,
-        memory: Memory,
-        config: ShardConfig,
-        plan: Plan,
-    ) -> Self {
+    pub(crate) fn new(mesh: Mesh, memory: Memory, config: ShardConfig, plan: Plan) -> Self {
         let ledger = Arc::new(Ledger::default());
         let pool = Pool::new(Arc::clone(&ledger));
         pool.set_cap_bytes(idle_bytes(&plan));

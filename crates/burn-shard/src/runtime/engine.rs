@@ -52,12 +52,7 @@ impl State {
 }
 
 impl Engine {
-    pub(crate) fn new(
-        mesh: Mesh,
-        memory: Memory,
-        config: ShardConfig,
-        plan: Plan,
-    ) -> Arc<Self> {
+    pub(crate) fn new(mesh: Mesh, memory: Memory, config: ShardConfig, plan: Plan) -> Arc<Self> {
         let groups = plan.groups.len();
         // Every rank has made as many calls by now, and no other module has seen as many.
         let history = History::new(mesh.world.traffic().total_calls());

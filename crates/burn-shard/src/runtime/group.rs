@@ -200,7 +200,7 @@ impl ParamGroup {
     pub(crate) fn take_gather_of(&mut self, shards: &Flat) -> Option<Gather> {
         match std::mem::take(&mut self.params) {
             Params::Gathering(gather) if gather.shards.is(shards) => Some(gather),
-            other => {
+            other @ (Params::Sharded | Params::Gathering(_) | Params::Gathered(_)) => {
                 self.params = other;
                 None
             }

@@ -40,7 +40,9 @@ impl Mesh {
 
     /// Whether this rank's shards are those that a checkpoint takes.
     pub(crate) fn is_first_copy(&self) -> bool {
-        self.replicate.as_ref().is_none_or(|group| group.rank() == 0)
+        self.replicate
+            .as_ref()
+            .is_none_or(|group| group.rank() == 0)
     }
 }
 

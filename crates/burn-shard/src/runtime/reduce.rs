@@ -196,7 +196,9 @@ impl Reducer<'_> {
             let communicator = shard.communicator();
             communicator.reduce_scatter(input.segments(), ReduceOp::Mean)
         } else {
-            world.communicator().all_reduce(input.segments(), ReduceOp::Mean)
+            world
+                .communicator()
+                .all_reduce(input.segments(), ReduceOp::Mean)
         };
         let work = work.map_err(|source| failed(context, members[0], source))?;
         state.grads = Grads::Reducing(Reduction {
@@ -337,7 +339,9 @@ fn finish_reduce_scatter(
         let input = context.input(spec.dtype, purpose, vec![(numel, Some(own))])?;
         let failed = |source| failed(context, reduction.members[0], source);
         let communicator = replicate.communicator();
-        let work = communicator.all_reduce(input.segments(), ReduceOp::Mean).map_err(failed)?;
+        let work = communicator
+            .all_reduce(input.segments(), ReduceOp::Mean)
+            .map_err(failed)?;
         let bytes = numel * spec.dtype.size_bytes();
         let mut buffer = context.output_buffer(MemoryKind::Gradients, bytes);
         let mut output = context.output(spec.dtype, vec![(&mut buffer, vec![(0, numel)])])?;

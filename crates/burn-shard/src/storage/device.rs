@@ -8,7 +8,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{Cube, CubeDevice};
 use burn_shard_comm::DType;
-use burn_shard_kernels::cube::{Dtype, FlatBuffer, Slot, Strategy, StridedTensor, pack};
+use burn_shard_kernels::cube::{Dtype, FlatBuffer, Slot, Strategy, StridedTensor, pack, zero};
 use cubecl::client::Client;
 use cubecl::server::Handle;
 
@@ -62,8 +62,13 @@ impl Accelerator {
         }
     }
 
+    /// Zeros, written on the device.
     pub(crate) fn zeros(&self, len: usize) -> DeviceFlat {
-        self.upload(&vec![0; len])
+        let flat = self.empty(len.next_multiple_of(size_of::<f32>()));
+        let buffer = flat.buffer(DType::F32);
+        let written = buffer.and_then(|buffer| Ok(zero(&self.client, &buffer)?));
+        written.expect("a new buffer of a device should take zeros of f32");
+        flat
     }
 
     /// A buffer with anything in it.
