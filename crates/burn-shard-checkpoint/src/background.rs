@@ -57,10 +57,15 @@ impl<T: Send + 'static> Background<T> {
             .name("checkpoint".into())
             .spawn(move || {
                 if let Err(mpsc::SendError(Err(error))) = sender.send(job()) {
-                    log::error!("a save in the background failed, and nobody waits for it: {error}");
+                    log::error!(
+                        "a save in the background failed, and nobody waits for it: {error}"
+                    );
                 }
             })
-            .map_err(Error::io("start a thread for", "the save in the background"))?;
+            .map_err(Error::io(
+                "start a thread for",
+                "the save in the background",
+            ))?;
         self.result = Some(receiver);
         Ok(())
     }
@@ -100,7 +105,9 @@ impl<T: Send + 'static> Default for Background<T> {
 
 impl<T> fmt::Debug for Background<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Background").field("idle", &self.result.is_none()).finish()
+        f.debug_struct("Background")
+            .field("idle", &self.result.is_none())
+            .finish()
     }
 }
 
@@ -126,9 +133,14 @@ mod tests {
     fn one_save_is_in_flight_and_its_result_is_given_once() {
         let mut background = Background::new();
         let (go, gate) = mpsc::channel::<()>();
-        background.begin(move || Ok(gate.recv().map(|()| 7).unwrap())).unwrap();
+        background
+            .begin(move || Ok(gate.recv().map(|()| 7).unwrap()))
+            .unwrap();
         assert!(matches!(background.begin(|| Ok(8)), Err(Error::InFlight)));
-        assert!(matches!(background.wait(Duration::ZERO), Err(Error::StillWriting { .. })));
+        assert!(matches!(
+            background.wait(Duration::ZERO),
+            Err(Error::StillWriting { .. })
+        ));
         go.send(()).unwrap();
         assert_eq!(background.wait(LONG).unwrap(), Some(7));
         assert_eq!(background.wait(LONG).unwrap(), None);
@@ -164,7 +176,11 @@ mod tests {
         background.begin(|| Ok(1)).unwrap();
         let deadline = std::time::Instant::now() + LONG;
         // Whether it is finished or not, the second is refused.
-        while background.result.as_ref().is_some_and(|_| std::time::Instant::now() < deadline) {
+        while background
+            .result
+            .as_ref()
+            .is_some_and(|_| std::time::Instant::now() < deadline)
+        {
             assert!(matches!(background.begin(|| Ok(2)), Err(Error::InFlight)));
             if let Ok(Some(value)) = background.wait(Duration::ZERO) {
                 assert_eq!(value, 1);

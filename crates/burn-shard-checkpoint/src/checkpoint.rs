@@ -99,7 +99,9 @@ impl Checkpoint {
         let json = read_regular(&manifest_path)?;
         let found = Checksum(xxh3_64(&json));
         let checksum_path = path.join(MANIFEST_CHECKSUM);
-        let expected = String::from_utf8_lossy(&read_regular(&checksum_path)?).trim_end().to_owned();
+        let expected = String::from_utf8_lossy(&read_regular(&checksum_path)?)
+            .trim_end()
+            .to_owned();
         if found.to_string() != expected {
             return Err(Error::Checksum {
                 path: manifest_path,
@@ -141,7 +143,9 @@ impl Checkpoint {
     /// The tensor of that name.
     #[must_use]
     pub fn tensor(&self, name: &TensorName) -> Option<&TensorInfo> {
-        self.index.get(name).map(|&index| &self.manifest.tensors[index])
+        self.index
+            .get(name)
+            .map(|&index| &self.manifest.tensors[index])
     }
 
     /// Finds for each tensor that is wanted the one of this checkpoint, after renaming its paths.
@@ -197,9 +201,14 @@ impl Checkpoint {
     ) -> Result<(), Error> {
         let tensor = self.known(name)?;
         check_request(name, &range, tensor.numel(), wanted, out.len())?;
-        read_as(name, tensor.dtype, range, (wanted, policy), out, |range, out| {
-            self.read_pieces(tensor, range, out)
-        })
+        read_as(
+            name,
+            tensor.dtype,
+            range,
+            (wanted, policy),
+            out,
+            |range, out| self.read_pieces(tensor, range, out),
+        )
     }
 
     /// All elements of a tensor.
@@ -228,7 +237,9 @@ impl Checkpoint {
     /// As [`verify`](Self::verify), but goes on: everything that is wrong, at most one error per file.
     #[must_use]
     pub fn verify_all(&self) -> Vec<Error> {
-        (0..self.files.len()).filter_map(|file| self.verify_file(file).err()).collect()
+        (0..self.files.len())
+            .filter_map(|file| self.verify_file(file).err())
+            .collect()
     }
 
     fn verify_file(&self, index: usize) -> Result<(), Error> {
@@ -304,7 +315,9 @@ impl Checkpoint {
                 break;
             }
             let (file, entry) = self.entry(tensor, part.file)?;
-            let before = tensor.parts[..index].iter().filter(|other| other.file == part.file);
+            let before = tensor.parts[..index]
+                .iter()
+                .filter(|other| other.file == part.file);
             let skipped: usize = before.map(|other| other.end - other.start).sum();
             let end = part.end.min(range.end);
             let (piece, rest) = out.split_at_mut((end - at) * size);
@@ -331,7 +344,9 @@ fn candidates(root: &Path) -> Result<Vec<Name>, Error> {
 fn read_regular(path: &Path) -> Result<Vec<u8>, Error> {
     let (file, bytes) = open_regular(path, Links::Refused)?;
     let mut contents = Vec::new();
-    file.take(bytes).read_to_end(&mut contents).map_err(Error::io("read", path))?;
+    file.take(bytes)
+        .read_to_end(&mut contents)
+        .map_err(Error::io("read", path))?;
     Ok(contents)
 }
 

@@ -83,11 +83,15 @@ pub fn consolidate(
     out: impl AsRef<Path>,
     content: Content,
 ) -> Result<u64, Error> {
-    let wanted = |tensor: &&TensorInfo| {
-        content == Content::Everything || tensor.role == Role::PARAMETER
-    };
+    let wanted =
+        |tensor: &&TensorInfo| content == Content::Everything || tensor.role == Role::PARAMETER;
     let tensors = checkpoint.tensors().iter().filter(wanted);
-    write_consolidated(out, tensors.map(|tensor| part(checkpoint, tensor, 0, 1)).collect())
+    write_consolidated(
+        out,
+        tensors
+            .map(|tensor| part(checkpoint, tensor, 0, 1))
+            .collect(),
+    )
 }
 
 /// Writes a checkpoint below `root` that holds the same as `checkpoint`, cut evenly for `world_size`
@@ -136,11 +140,17 @@ fn part<'a>(
     let range = even_range(tensor.numel(), rank, world_size);
     let name = tensor.name();
     let ranges = vec![range.clone()];
-    TensorPart::lazy(name.clone(), tensor.dtype, &tensor.shape, ranges, move || {
-        let mut bytes = vec![0; range.len() * tensor.dtype.size_bytes()];
-        checkpoint.read_range(&name, range, &mut bytes)?;
-        Ok(bytes)
-    })
+    TensorPart::lazy(
+        name.clone(),
+        tensor.dtype,
+        &tensor.shape,
+        ranges,
+        move || {
+            let mut bytes = vec![0; range.len() * tensor.dtype.size_bytes()];
+            checkpoint.read_range(&name, range, &mut bytes)?;
+            Ok(bytes)
+        },
+    )
 }
 
 /// Where a file is written before it has its name: in the same directory, hidden.

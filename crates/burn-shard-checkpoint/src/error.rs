@@ -93,7 +93,9 @@ pub enum Error {
     },
 
     /// Refusal: elements that are there twice.
-    #[error("{name}: elements {start}..{end} are held twice (what is replicated is written by one rank)")]
+    #[error(
+        "{name}: elements {start}..{end} are held twice (what is replicated is written by one rank)"
+    )]
     Overlap {
         /// The tensor.
         name: TensorName,
@@ -183,7 +185,9 @@ pub enum Error {
     NotRankZero,
 
     /// Refusal: user state would not be read back as it is.
-    #[error("the user state would not be read back as it is: {detail} (store floats by their bits, as integers or strings)")]
+    #[error(
+        "the user state would not be read back as it is: {detail} (store floats by their bits, as integers or strings)"
+    )]
     UserState {
         /// What changes.
         detail: String,
@@ -430,7 +434,11 @@ fn unmatched(missing: &[TensorName], unexpected: &[TensorName], wrong: &[Mismatc
         if !names.is_empty() {
             let more = names.len().saturating_sub(SHOWN);
             let shown = names[..names.len() - more].join(", ");
-            let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let rest = if more > 0 {
+                format!(" and {more} more")
+            } else {
+                String::new()
+            };
             text.push(format!("{what}: {shown}{rest}"));
         }
     };

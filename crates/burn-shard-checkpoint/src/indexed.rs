@@ -51,20 +51,34 @@ impl IndexedSafetensors {
         let mut path = path.as_ref().to_path_buf();
         if path.is_dir() {
             let index = path.join(INDEX);
-            path = if index.is_file() { index } else { path.join(SINGLE) };
+            path = if index.is_file() {
+                index
+            } else {
+                path.join(SINGLE)
+            };
         }
-        if path.extension().is_some_and(|extension| extension == "json") {
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
             return Self::open_index(path);
         }
         let file = TensorFile::open(path.clone(), Links::Followed)?;
-        let tensors = file.header.tensors.keys().map(|name| (name.clone(), 0)).collect();
+        let tensors = file
+            .header
+            .tensors
+            .keys()
+            .map(|name| (name.clone(), 0))
+            .collect();
         Self::new(path, vec![file], tensors)
     }
 
     fn open_index(path: PathBuf) -> Result<Self, Error> {
         let (file, bytes) = open_regular(&path, Links::Followed)?;
         let mut json = Vec::new();
-        file.take(bytes).read_to_end(&mut json).map_err(Error::io("read", &path))?;
+        file.take(bytes)
+            .read_to_end(&mut json)
+            .map_err(Error::io("read", &path))?;
         let index: Index = serde_json::from_slice(&json).map_err(|source| Error::BadManifest {
             path: path.clone(),
             source,
@@ -83,9 +97,14 @@ impl IndexedSafetensors {
                 });
             }
             numbers.insert(name, files.len());
-            files.push(TensorFile::open(path.with_file_name(name), Links::Followed)?);
+            files.push(TensorFile::open(
+                path.with_file_name(name),
+                Links::Followed,
+            )?);
         }
-        let tensors = entries.iter().map(|(name, file)| (name.clone(), numbers[file.as_str()]));
+        let tensors = entries
+            .iter()
+            .map(|(name, file)| (name.clone(), numbers[file.as_str()]));
         let tensors = tensors.collect();
         Self::new(path, files, tensors)
     }
@@ -107,7 +126,10 @@ impl IndexedSafetensors {
                 return Err(disagrees("the index says that it is there".into()));
             };
             let Some(dtype) = DType::from_safetensors(entry.dtype) else {
-                return Err(disagrees(format!("elements of {} cannot be read", entry.dtype)));
+                return Err(disagrees(format!(
+                    "elements of {} cannot be read",
+                    entry.dtype
+                )));
             };
             listed.push(Wanted {
                 name: TensorName::parameter(name.clone()),
@@ -133,7 +155,10 @@ impl IndexedSafetensors {
     /// The tensor of that name.
     #[must_use]
     pub fn tensor(&self, name: &TensorName) -> Option<&Wanted> {
-        let found = self.listed.binary_search_by(|tensor| tensor.name.cmp(name)).ok()?;
+        let found = self
+            .listed
+            .binary_search_by(|tensor| tensor.name.cmp(name))
+            .ok()?;
         Some(&self.listed[found])
     }
 
@@ -141,7 +166,10 @@ impl IndexedSafetensors {
     #[must_use]
     pub fn not_indexed(&self) -> Vec<String> {
         let named: HashSet<_> = self.tensors.keys().collect();
-        let all = self.files.iter().flat_map(|file| file.header.tensors.keys());
+        let all = self
+            .files
+            .iter()
+            .flat_map(|file| file.header.tensors.keys());
         let mut left: Vec<_> = all.filter(|name| !named.contains(name)).cloned().collect();
         left.sort_unstable();
         left
@@ -180,12 +208,23 @@ impl IndexedSafetensors {
                 name: name.clone(),
             });
         };
-        check_request(name, &range, tensor.shape.iter().product(), wanted, out.len())?;
+        check_request(
+            name,
+            &range,
+            tensor.shape.iter().product(),
+            wanted,
+            out.len(),
+        )?;
         let file = &self.files[self.tensors[&name.path]];
         let entry = &file.header.tensors[&name.path];
         let size = tensor.dtype.size_bytes();
-        read_as(name, tensor.dtype, range, (wanted, policy), out, |range, out| {
-            file.read(entry, range.start * size, out)
-        })
+        read_as(
+            name,
+            tensor.dtype,
+            range,
+            (wanted, policy),
+            out,
+            |range, out| file.read(entry, range.start * size, out),
+        )
     }
 }

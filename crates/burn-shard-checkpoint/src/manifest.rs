@@ -163,7 +163,9 @@ impl Manifest {
     /// Bytes of all files.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
+        self.files
+            .iter()
+            .fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
     /// JSON with one line per file and tensor.
@@ -171,10 +173,18 @@ impl Manifest {
         use serde_json::to_string;
 
         let lines = |items: Vec<String>| {
-            if items.is_empty() { String::new() } else { format!("\n    {}\n  ", items.join(",\n    ")) }
+            if items.is_empty() {
+                String::new()
+            } else {
+                format!("\n    {}\n  ", items.join(",\n    "))
+            }
         };
         let files = self.files.iter().map(to_string).collect::<Result<_, _>>()?;
-        let tensors = self.tensors.iter().map(to_string).collect::<Result<_, _>>()?;
+        let tensors = self
+            .tensors
+            .iter()
+            .map(to_string)
+            .collect::<Result<_, _>>()?;
         Ok(format!(
             "{{\n  \"format\": {},\n  \"version\": {},\n  \"step\": {},\n  \"sequence\": {},\n  \
              \"world_size\": {},\n  \"description\": {},\n  \"files\": [{}],\n  \"tensors\": [{}]\n}}\n",
@@ -264,9 +274,17 @@ impl Manifest {
     /// One file of each rank, in order.
     fn check_ranks(&self) -> Result<(), Error> {
         let (expected, found) = (self.world_size, self.files.len());
-        let wrong = self.files.iter().enumerate().find(|(rank, file)| file.rank != *rank);
+        let wrong = self
+            .files
+            .iter()
+            .enumerate()
+            .find(|(rank, file)| file.rank != *rank);
         match wrong {
-            Some((rank, _)) => Err(Error::Reports { rank, expected, found }),
+            Some((rank, _)) => Err(Error::Reports {
+                rank,
+                expected,
+                found,
+            }),
             None if found != expected || found == 0 => Err(Error::Reports {
                 rank: found,
                 expected,
@@ -277,7 +295,11 @@ impl Manifest {
     }
 
     pub(crate) fn index(&self) -> HashMap<TensorName, usize> {
-        self.tensors.iter().enumerate().map(|(index, tensor)| (tensor.name(), index)).collect()
+        self.tensors
+            .iter()
+            .enumerate()
+            .map(|(index, tensor)| (tensor.name(), index))
+            .collect()
     }
 }
 
@@ -291,14 +313,23 @@ impl TensorInfo {
         for part in &self.parts {
             let PartInfo { file, start, end } = *part;
             if start >= end || end > numel {
-                return Err(Error::Range { name, start, end, numel });
+                return Err(Error::Range {
+                    name,
+                    start,
+                    end,
+                    numel,
+                });
             }
             if start < covered {
                 let end = covered.min(end);
                 return Err(Error::Overlap { name, start, end });
             }
             if start > covered {
-                return Err(Error::Gap { name, start: covered, end: start });
+                return Err(Error::Gap {
+                    name,
+                    start: covered,
+                    end: start,
+                });
             }
             covered = end;
             let files = held_bytes.len();
@@ -309,7 +340,11 @@ impl TensorInfo {
             *held = held.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
         }
         if covered < numel {
-            return Err(Error::Gap { name, start: covered, end: numel });
+            return Err(Error::Gap {
+                name,
+                start: covered,
+                end: numel,
+            });
         }
         Ok(())
     }

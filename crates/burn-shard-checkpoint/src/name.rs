@@ -101,6 +101,11 @@ impl TensorName {
 /// are escaped, as a name may come from a file that nobody has checked.
 impl fmt::Display for TensorName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.path.escape_debug(), self.role.0.escape_debug())
+        write!(
+            f,
+            "{} ({})",
+            self.path.escape_debug(),
+            self.role.0.escape_debug()
+        )
     }
 }

@@ -192,7 +192,9 @@ pub fn even_range(numel: usize, rank: usize, world_size: usize) -> Range<usize> 
 }
 
 pub(crate) fn numel(shape: &[usize]) -> Option<usize> {
-    shape.iter().try_fold(1_usize, |product, &extent| product.checked_mul(extent))
+    shape
+        .iter()
+        .try_fold(1_usize, |product, &extent| product.checked_mul(extent))
 }
 
 /// Elements of a tensor whose bytes, too, are a number that the machine can count.

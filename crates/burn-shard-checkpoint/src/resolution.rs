@@ -58,9 +58,11 @@ impl Renames {
     /// What a path becomes.
     #[must_use]
     pub fn apply(&self, path: &str) -> String {
-        self.rules.iter().fold(path.to_owned(), |path, (regex, replacement)| {
-            regex.replace_all(&path, replacement.as_str()).into_owned()
-        })
+        self.rules
+            .iter()
+            .fold(path.to_owned(), |path, (regex, replacement)| {
+                regex.replace_all(&path, replacement.as_str()).into_owned()
+            })
     }
 }
 

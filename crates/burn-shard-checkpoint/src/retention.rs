@@ -54,7 +54,11 @@ impl Keep {
         };
         let old = names.len().saturating_sub(last.get());
         let kept = |name: &Name| self.every.is_some_and(|every| name.step % every == 0);
-        names[..old].iter().copied().filter(|name| !kept(name)).collect()
+        names[..old]
+            .iter()
+            .copied()
+            .filter(|name| !kept(name))
+            .collect()
     }
 
     /// Removes what is not kept beside `newest`, which was published. Returns what it removed, and
@@ -65,7 +69,11 @@ impl Keep {
             Ok(names) => names,
             Err(error) => return (removed, vec![error]),
         };
-        for name in self.obsolete(&names).into_iter().filter(|&name| name != newest) {
+        for name in self
+            .obsolete(&names)
+            .into_iter()
+            .filter(|&name| name != newest)
+        {
             match remove(root, name, nonce) {
                 Ok(()) => removed.push(name.to_string()),
                 Err(error) => failed.push(error),
@@ -90,11 +98,16 @@ mod tests {
 
     fn names(steps: &[u64]) -> Vec<Name> {
         let numbered = steps.iter().zip(0..);
-        numbered.map(|(&step, sequence)| Name { sequence, step }).collect()
+        numbered
+            .map(|(&step, sequence)| Name { sequence, step })
+            .collect()
     }
 
     fn obsolete(keep: Keep, steps: &[u64]) -> Vec<u64> {
-        keep.obsolete(&names(steps)).into_iter().map(|name| name.step).collect()
+        keep.obsolete(&names(steps))
+            .into_iter()
+            .map(|name| name.step)
+            .collect()
     }
 
     #[test]
@@ -103,8 +116,8 @@ mod tests {
         assert_eq!(obsolete(two, &[10, 20, 30, 40]), [10, 20]);
         let also = two.and_every(NonZeroU64::new(20).unwrap());
         assert_eq!(obsolete(also, &[10, 20, 30, 40, 50]), [10, 30]);
-        assert_eq!(obsolete(Keep::ALL, &[10, 20, 30]), [0u64; 0]);
-        assert_eq!(obsolete(two, &[10]), [0u64; 0]);
+        assert_eq!(obsolete(Keep::ALL, &[10, 20, 30]), [0; 0]);
+        assert_eq!(obsolete(two, &[10]), [0; 0]);
     }
 
     #[test]

@@ -55,7 +55,12 @@ impl TensorFile {
     }
 
     /// Fills `out` with the bytes at `offset` of the tensor at `tensor_start`.
-    pub(crate) fn read(&self, info: &TensorInfo, offset: usize, out: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn read(
+        &self,
+        info: &TensorInfo,
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
         let at = self.header.data_start() + (info.data_offsets.0 + offset) as u64;
         read_exact_at(&self.file, out, at).map_err(Error::io("read", &self.path))
     }
@@ -157,7 +162,11 @@ pub(crate) fn write(
             key.clone(),
             TensorInfo {
                 dtype: part.dtype.to_safetensors(),
-                shape: if whole { part.shape.clone() } else { vec![part.numel()] },
+                shape: if whole {
+                    part.shape.clone()
+                } else {
+                    vec![part.numel()]
+                },
                 data_offsets: (offset, end),
             },
         ));
@@ -176,8 +185,13 @@ pub(crate) fn write(
     for (_, part) in parts {
         out.write_all(&part.bytes()?).map_err(failed)?;
     }
-    let Hashing { file, hasher, bytes } =
-        out.into_inner().map_err(|error| failed(error.into_error()))?;
+    let Hashing {
+        file,
+        hasher,
+        bytes,
+    } = out
+        .into_inner()
+        .map_err(|error| failed(error.into_error()))?;
     file.sync_all().map_err(Error::io("sync", path))?;
     Ok(Written {
         bytes,
@@ -188,7 +202,9 @@ pub(crate) fn write(
 
 /// Offsets stay so small that the length of the whole file, header and all, can be counted.
 fn offset_after(offset: usize, bytes: usize) -> Option<usize> {
-    offset.checked_add(bytes).filter(|&end| end <= isize::MAX.unsigned_abs())
+    offset
+        .checked_add(bytes)
+        .filter(|&end| end <= isize::MAX.unsigned_abs())
 }
 
 /// Hashes and counts what goes to a file.

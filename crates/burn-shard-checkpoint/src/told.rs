@@ -51,5 +51,8 @@ pub fn told<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
 pub fn told_by_all<T: DeserializeOwned>(
     messages: impl IntoIterator<Item = impl AsRef<[u8]>>,
 ) -> Result<Vec<T>, Error> {
-    messages.into_iter().map(|message| told(message.as_ref())).collect()
+    messages
+        .into_iter()
+        .map(|message| told(message.as_ref()))
+        .collect()
 }

@@ -183,7 +183,11 @@ impl Writer {
                 name: part.name.clone(),
                 dtype: part.dtype,
                 shape: part.shape.clone(),
-                ranges: part.ranges.iter().map(|range| (range.start, range.end)).collect(),
+                ranges: part
+                    .ranges
+                    .iter()
+                    .map(|range| (range.start, range.end))
+                    .collect(),
             })
             .collect();
         let about = HashMap::from([
@@ -293,15 +297,23 @@ impl Writer {
             }
         }
         let changed = |detail: String| Error::UserState { detail };
-        let json = manifest.to_json().map_err(|error| changed(error.to_string()))?;
+        let json = manifest
+            .to_json()
+            .map_err(|error| changed(error.to_string()))?;
         let again: Manifest =
             serde_json::from_str(&json).map_err(|error| changed(error.to_string()))?;
         if again.description.user != description.user {
-            return Err(changed(first_difference(&description.user, &again.description.user)));
+            return Err(changed(first_difference(
+                &description.user,
+                &again.description.user,
+            )));
         }
         write_durably(&path, json.as_bytes())?;
         let checksum = Checksum(xxh3_64(json.as_bytes()));
-        write_durably(&partial.join(MANIFEST_CHECKSUM), format!("{checksum}\n").as_bytes())?;
+        write_durably(
+            &partial.join(MANIFEST_CHECKSUM),
+            format!("{checksum}\n").as_bytes(),
+        )?;
         sync_directory(partial)?;
         Ok(manifest.bytes())
     }
@@ -313,7 +325,8 @@ impl Writer {
         if let Err(source) = fs::rename(partial, &path) {
             return Err(self.withdrawn(Error::io("publish", path)(source)));
         }
-        let named = sync_directory(&self.root).and_then(|()| directory::set_latest(&self.root, name));
+        let named =
+            sync_directory(&self.root).and_then(|()| directory::set_latest(&self.root, name));
         if let Err(error) = named {
             // An error means that nothing was published: the name is taken back.
             if let Err(source) = fs::rename(&path, partial) {
@@ -354,7 +367,10 @@ fn merge(reports: &[&RankReport]) -> Result<Vec<TensorInfo>, Error> {
                     found: format!("{:?} {:?}", held.dtype, held.shape),
                 });
             }
-            let parts = held.ranges.iter().map(|&(start, end)| PartInfo { file, start, end });
+            let parts = held
+                .ranges
+                .iter()
+                .map(|&(start, end)| PartInfo { file, start, end });
             tensor.parts.extend(parts);
         }
     }
