@@ -167,7 +167,7 @@ fn text_that_is_no_manifest_is_refused() {
     let (_root, path) = saved();
     let deep = "[".repeat(100_000);
     let latin: &[u8] = b"{\"format\": \"\xff\"}";
-    for text in [b"", b"{}", b"null", b"\0\0\0", latin, deep.as_bytes()] {
+    for text in [&b""[..], b"{}", b"null", b"\0\0\0", latin, deep.as_bytes()] {
         replace_manifest(&path, text);
         let error = refused(&path);
         assert!(matches!(error, Error::BadManifest { .. }), "{error}");

@@ -19,7 +19,7 @@ fn dtype() -> impl Strategy<Value = DType> {
 /// A tensor, and of each boundary between its elements the rank that holds what follows.
 fn cut_tensor() -> impl Strategy<Value = (DType, Vec<usize>, Vec<usize>)> {
     (dtype(), prop::collection::vec(0_usize..5, 0..4)).prop_flat_map(|(dtype, shape)| {
-        let numel = shape.iter().product();
+        let numel = shape.iter().product::<usize>();
         (
             Just(dtype),
             Just(shape),

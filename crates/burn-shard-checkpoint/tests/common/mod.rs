@@ -114,7 +114,12 @@ pub(crate) fn write_all(
         .collect()
 }
 
-pub(crate) fn save(root: &Path, step: u64, world_size: usize, keep: Keep) -> Result<Published, Error> {
+pub(crate) fn save(
+    root: &Path,
+    step: u64,
+    world_size: usize,
+    keep: Keep,
+) -> Result<Published, Error> {
     let writer = Writer::create(root, step)?;
     let reports = write_all(&writer, &model(step), world_size)?;
     writer.publish(&reports, &describe(step), keep)
