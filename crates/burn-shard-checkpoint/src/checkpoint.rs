@@ -99,14 +99,13 @@ impl Checkpoint {
         let json = read_regular(&manifest_path)?;
         let found = Checksum(xxh3_64(&json));
         let checksum_path = path.join(MANIFEST_CHECKSUM);
-        let expected = String::from_utf8_lossy(&read_regular(&checksum_path)?)
-            .trim_end()
-            .to_owned();
-        if found.to_string() != expected {
+        let expected = read_regular(&checksum_path)?;
+        if expected != format!("{found}\n").as_bytes() {
+            let expected = String::from_utf8_lossy(&expected[..expected.len().min(64)]);
             return Err(Error::Checksum {
                 path: manifest_path,
                 part: "text",
-                expected: expected.escape_debug().take(64).collect(),
+                expected: expected.trim_end().escape_debug().to_string(),
                 found: found.to_string(),
             });
         }
