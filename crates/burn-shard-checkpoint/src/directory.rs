@@ -148,7 +148,17 @@ pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
 /// the process dies.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for Lock {
+    /// Closing the file is not enough: a process that was just forked by another thread has it open
+    /// until it becomes another program.
+    fn drop(&mut self) {
+        if let Err(error) = self.file.unlock() {
+            log::warn!("cannot unlock the directory of checkpoints: {error}");
+        }
+    }
 }
 
 impl Lock {
@@ -171,6 +181,6 @@ impl Lock {
             }
             Err(TryLockError::Error(error)) => return Err(Error::io("lock", path)(error)),
         }
-        Ok(Self { _file: file })
+        Ok(Self { file })
     }
 }
