@@ -148,7 +148,17 @@ pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
 /// the process dies.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for Lock {
+    /// Closing the file is not enough: a process that was just forked by another thread has it open
+    /// until it becomes another program.
+    fn drop(&mut self) {
+        if let Err(error) = self.file.unlock() {
+            log::warn!("cannot unlock the directory of checkpoints: {error}");
+        }
+    }
 }
 
 impl Lock {
@@ -171,6 +181,38 @@ impl Lock {
             }
             Err(TryLockError::Error(error)) => return Err(Error::io("lock", path)(error)),
         }
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_given_back_also_if_a_fork_has_its_file_open() {
+        let root = tempfile::tempdir().unwrap();
+        let lock = Lock::take(root.path()).unwrap();
+        let forked = lock.file.try_clone().unwrap();
+        assert!(matches!(Lock::take(root.path()), Err(Error::Locked { .. })));
+        drop(lock);
+        Lock::take(root.path()).unwrap();
+        drop(forked);
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_written_and_nothing_else_is_one() {
+        let name = Name { sequence: 7, step: 12_345_678_901 };
+        assert_eq!(name.to_string(), "step-12345678901.000007");
+        assert_eq!(Name::parse(&name.to_string()), Some(name));
+        for text in ["step-1.1", "step-0000000001.+00001", "step-0000000001", "../x", "", "step-.."] {
+            assert_eq!(Name::parse(text), None, "{text}");
+        }
+        let hidden = name.hidden(255, PARTIAL);
+        assert_eq!(hidden, ".step-12345678901.000007.00000000000000ff.partial");
+        assert!(is_hidden_name(&hidden));
+        for text in [&hidden[1..], ".partial", ".step-1.1.00.partial", &hidden.replace("partial", "x")] {
+            assert!(!is_hidden_name(text), "{text}");
+        }
     }
 }

@@ -6,6 +6,8 @@ use std::{ffi::OsString, fs, net::IpAddr, path::PathBuf, process::ExitCode, time
 use burn_shard_launch::{LaunchError, Master, Nodes, Options, launch};
 use clap::{Args, Parser, Subcommand};
 
+use crate::checkpoint_command::{self, CheckpointCommand};
+
 /// Tools for sharded training with Burn.
 #[derive(Parser)]
 #[command(name = "burn-shard", version)]
@@ -22,6 +24,9 @@ enum Command {
     /// BURN_SHARD_TOKEN in its environment, and RAYON_NUM_THREADS (cores by ranks) unless it is set. If
     /// one fails the others get SIGTERM, and SIGKILL after the time of grace.
     Launch(Launch),
+    /// Looks at checkpoints, verifies them, and writes them in other forms.
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
 }
 
 #[derive(Args)]
@@ -58,9 +63,13 @@ struct Launch {
 
 /// Does what the command line says; what to exit with.
 pub(crate) fn run() -> ExitCode {
-    let Cli {
-        command: Command::Launch(arguments),
-    } = Cli::parse();
+    match Cli::parse().command {
+        Command::Launch(arguments) => run_launch(arguments),
+        Command::Checkpoint(command) => checkpoint_command::run(&command),
+    }
+}
+
+fn run_launch(arguments: Launch) -> ExitCode {
     let options = match arguments.options() {
         Ok(options) => options,
         Err(error) => {

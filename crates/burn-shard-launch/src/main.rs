@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 
 #[cfg(unix)]
+mod checkpoint_command;
+#[cfg(unix)]
 mod cli;
 
 #[cfg(unix)]
