@@ -9,9 +9,9 @@ use burn_shard_comm::{
 
 use crate::{
     communicator::{NcclCommunicator, Start},
+    error::NcclError,
     group::Kind,
     stage::{Launch, Op, Stage, Width},
-    work::Started,
 };
 
 impl Communicator for NcclCommunicator {
@@ -38,11 +38,26 @@ impl Communicator for NcclCommunicator {
     fn all_gather(
         &self,
         input: Arc<dyn Segments>,
-        output: &mut dyn SegmentsMut,
-    ) -> Result<(), Error> {
-        let call = self.caller().all_gather(&*input, output)?;
-        self.link.checked_output(&call, output)?;
-        Box::new(self.gather(call, input)?).finish(output)
+        numels: &[usize],
+    ) -> Result<Box<dyn Work>, Error> {
+        let call = self.caller().all_gather(&*input, numels)?;
+        let world_size = self.link.world_size;
+        let from = self.checked_input(call.collective, &*input)?;
+        let size_bytes = input.dtype().size_bytes();
+        let launches = |stage: &mut Stage<'_>| {
+            let each = filled(&call).map(|(segment, numel)| {
+                let shard_bytes = shard_numel(numel, world_size) * size_bytes;
+                Ok(Launch {
+                    segment,
+                    op: Op::AllGather,
+                    send: stage.input(&*input, from, segment, shard_bytes, Width::Same)?,
+                    receive: stage.space(shard_bytes * world_size)?,
+                    output_bytes: numel * size_bytes,
+                })
+            });
+            each.collect()
+        };
+        self.started(&call, Some(Arc::clone(&input)), Width::Same, launches)
     }
 
     fn reduce_scatter(
@@ -62,21 +77,32 @@ impl Communicator for NcclCommunicator {
         input: Option<Arc<dyn Segments>>,
         layout: SegmentLayout,
         root: usize,
-    ) -> Result<(), Error> {
-        let mut output = output;
-        let call = self
-            .caller()
-            .broadcast(input.as_deref(), output.as_deref_mut(), root)?;
-        if let Some(output) = output.as_deref() {
-            self.link.checked_output(&call, output)?;
-        }
-        let on_device = input.as_ref().is_some_and(|input| input.device().is_some());
-        let mut work = self.send(call, input, root)?;
-        match output {
-            Some(output) => Box::new(work).finish(output),
-            None if on_device => Ok(()),
-            None => work.wait(),
-        }
+    ) -> Result<Box<dyn Work>, Error> {
+        let call = self.caller().broadcast(input.as_deref(), layout, root)?;
+        let size_bytes = call.dtype.map_or(1, DType::size_bytes);
+        let from = match &input {
+            Some(input) => self.checked_input(call.collective, &**input)?,
+            None => None,
+        };
+        let launches = |stage: &mut Stage<'_>| {
+            let each = filled(&call).map(|(segment, numel)| {
+                let bytes = numel * size_bytes;
+                // On the root in place: nothing is written.
+                let span = match &input {
+                    Some(input) => stage.input(&**input, from, segment, bytes, Width::Same)?,
+                    None => stage.space(bytes)?,
+                };
+                Ok(Launch {
+                    segment,
+                    op: Op::Broadcast { root },
+                    send: span,
+                    receive: span,
+                    output_bytes: bytes,
+                })
+            });
+            each.collect()
+        };
+        self.started(&call, input.clone(), Width::Same, launches)
     }
 
     fn barrier(&self) -> Result<(), Error> {
@@ -108,66 +134,19 @@ impl Communicator for NcclCommunicator {
 }
 
 impl NcclCommunicator {
-    fn gather(&self, call: Call, input: Arc<dyn Segments>) -> Result<Started, Error> {
-        let world_size = self.link.world_size;
-        let from = self.checked_input(call.collective, &*input)?;
-        let size_bytes = input.dtype().size_bytes();
-        let launches = |stage: &mut Stage<'_>| {
-            let each = filled(&call).map(|(segment, numel)| {
-                let shard_bytes = shard_numel(numel, world_size) * size_bytes;
-                Ok(Launch {
-                    segment,
-                    op: Op::AllGather,
-                    send: stage.input(&*input, from, segment, shard_bytes, Width::Same)?,
-                    receive: stage.space(shard_bytes * world_size)?,
-                    output_bytes: numel * size_bytes,
-                })
-            });
-            each.collect()
-        };
-        let start = Start {
-            call: call.clone(),
-            input: Some(Arc::clone(&input)),
-            width: Width::Same,
-        };
-        self.start(start, launches)
-    }
-
-    fn send(
+    fn started(
         &self,
-        call: Call,
+        call: &Call,
         input: Option<Arc<dyn Segments>>,
-        root: usize,
-    ) -> Result<Started, Error> {
-        let size_bytes = call.dtype.map_or(1, DType::size_bytes);
-        let from = match &input {
-            Some(input) => self.checked_input(call.collective, &**input)?,
-            None => None,
-        };
-        let launches = |stage: &mut Stage<'_>| {
-            let each = filled(&call).map(|(segment, numel)| {
-                let bytes = numel * size_bytes;
-                // On the root in place: nothing is written.
-                let span = match &input {
-                    Some(input) => stage.input(&**input, from, segment, bytes, Width::Same)?,
-                    None => stage.space(bytes)?,
-                };
-                Ok(Launch {
-                    segment,
-                    op: Op::Broadcast { root },
-                    send: span,
-                    receive: span,
-                    output_bytes: bytes,
-                })
-            });
-            each.collect()
-        };
+        width: Width,
+        launches: impl FnOnce(&mut Stage<'_>) -> Result<Vec<Launch>, NcclError>,
+    ) -> Result<Box<dyn Work>, Error> {
         let start = Start {
             call: call.clone(),
-            input: input.clone(),
-            width: Width::Same,
+            input,
+            width,
         };
-        self.start(start, launches)
+        Ok(Box::new(self.start(start, launches)?))
     }
 
     fn reduction(
@@ -212,12 +191,7 @@ impl NcclCommunicator {
             });
             each.collect()
         };
-        let start = Start {
-            call: call.clone(),
-            input: Some(Arc::clone(&input)),
-            width,
-        };
-        Ok(Box::new(self.start(start, launches)?))
+        self.started(&call, Some(Arc::clone(&input)), width, launches)
     }
 }
 

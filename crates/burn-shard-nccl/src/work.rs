@@ -92,12 +92,7 @@ impl Started {
     ) -> Result<Option<&'a DeviceSegments>, Error> {
         let link = &self.flight.link;
         let collective = self.call.collective;
-        if matches!(
-            collective,
-            Collective::ReduceScatter | Collective::AllReduce
-        ) {
-            self.caller.reduction_output(&self.call, output)?;
-        }
+        self.caller.output(&self.call, output)?;
         let device = link.checked_output(&self.call, output)?;
         if device.is_some() && self.width != Width::Same {
             return Err(Error::UnsupportedDType {

@@ -185,10 +185,9 @@ fn collectives_work_on_the_memory_itself() {
         let input = Arc::new(Buffers::full("input", &memory, &[&[one; 3]]));
         let mut output = Buffers::full("output", &memory, &[&[0.0; 6]]);
         let before = memory.allocated();
-        communicator
-            .all_gather(Arc::clone(&input) as _, &mut output)
-            .unwrap();
+        let work = communicator.all_gather(Arc::clone(&input) as _, &[6]);
         assert_eq!(memory.allocated(), before + 1);
+        work.unwrap().finish(&mut output).unwrap();
         assert_eq!(output.read()[0], [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
         assert_eq!(input.log(), ["before input"]);
         assert_eq!(output.log(), ["before output", "after output"]);
@@ -376,6 +375,31 @@ fn the_computation_waits_for_results_and_not_for_collectives() {
     .unwrap();
 }
 
+/// A gather that was started early runs while the computation goes on, which waits where it takes the result.
+#[test]
+fn a_gather_that_was_prefetched_overlaps() {
+    spawn(2, LONG, |group, memory| {
+        let compute = Arc::new(HostMemory::new(memory.device()));
+        let ran = Arc::new(AtomicBool::new(false));
+        let one = 1.0 + group.rank() as f32;
+        let shard = Arc::new(Buffers::full("shard", &memory, &[&[one; 2]]).of_stream(&compute));
+        let mut full = Buffers::full("full", &memory, &[&[0.0; 3]]).of_stream(&compute);
+        let gate = Gate::new(&memory);
+        let work = group.communicator().all_gather(shard, &[3]).unwrap();
+        finish_stream(&compute);
+        work.finish(&mut full).unwrap();
+        let seen = Arc::clone(&ran);
+        compute.launch(move || seen.store(true, Ordering::Release));
+        thread::sleep(Duration::from_millis(20));
+        assert!(!ran.load(Ordering::Acquire), "the result is not there yet");
+        drop(gate);
+        finish_stream(&compute);
+        assert_eq!(full.read()[0], [1.0, 1.0, 2.0]);
+        group.barrier().unwrap();
+    })
+    .unwrap();
+}
+
 /// What an input is made of stays until the stream has passed the collective, whoever drops what.
 #[test]
 fn an_input_is_held_until_the_stream_has_passed_it() {
@@ -436,9 +460,10 @@ fn nobody_waits_for_the_device() {
         let mut shard = Buffers::full("shard", &memory, &[&[0.0; 1]]);
         // The stream stands still until the very end.
         let gate = Gate::new(&memory);
-        communicator
-            .all_gather(Arc::clone(&input) as _, &mut output)
+        let gather = communicator
+            .all_gather(Arc::clone(&input) as _, &[4])
             .unwrap();
+        gather.finish(&mut output).unwrap();
         let work = communicator.reduce_scatter(input, ReduceOp::Sum).unwrap();
         assert!(!work.is_ready());
         work.finish(&mut shard).unwrap();
@@ -564,7 +589,7 @@ fn what_does_not_fit_the_device_is_refused() {
         );
 
         let absent = Arc::new(Buffers::new("input", &memory, &[None], &[3]));
-        let error = refused(communicator.all_gather(absent, &[6]).map(drop).unwrap_err());
+        let error = refused(communicator.all_gather(absent, &[3]).map(drop).unwrap_err());
         assert!(
             matches!(error, Error::AbsentSegment { segment: 0, .. }),
             "{error}"

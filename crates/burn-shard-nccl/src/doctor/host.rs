@@ -30,7 +30,7 @@ fn mpi() -> Finding {
     // SAFETY: what has one of these names is MPI, whose initializers are made for this.
     let library = MPI
         .iter()
-        .find(|name| unsafe { Library::new(name) }.is_ok());
+        .find(|name| unsafe { Library::new(**name) }.is_ok());
     let paths = env::var_os("PATH").unwrap_or_default();
     let starter = env::split_paths(&paths)
         .map(|folder| folder.join("mpirun"))

@@ -1,7 +1,7 @@
 //! What only a machine with GPUs can show; `scripts/gpu-check.sh` runs it.
 //!
 //! ```text
-//! gpu conformance|bandwidth [--ranks N] [--double]
+//! gpu doctor|conformance|bandwidth|hang|hang-device|race [--ranks N] [--double]
 //! ```
 //!
 //! Ranks are the processes that a launcher started, if its variables are there, and else `N` threads with
@@ -31,6 +31,10 @@ use burn_shard_nccl::{DeviceSegments, Memory, Nccl, NcclCommunicator, NcclError,
 use burn_shard_nccl_double::HostMemory;
 use parking_lot::Mutex;
 
+mod order;
+
+use order::{Late, hang, race};
+
 const DEADLINE: Duration = Duration::from_secs(60);
 const MEBIBYTES: [usize; 3] = [1, 16, 256];
 const ROUNDS: usize = 5;
@@ -55,8 +59,17 @@ fn main() -> ExitCode {
     let code = match arguments.first().map(String::as_str) {
         Some("conformance") => conformance(library, ranks),
         Some("bandwidth") => bandwidth(library, ranks),
+        Some("hang") => hang(library, ranks, Late::Host),
+        Some("hang-device") => hang(library, ranks, Late::Device),
+        Some("race") => race(library, ranks),
+        Some("doctor") => {
+            print!("{}", burn_shard_nccl::doctor::Report::new());
+            ExitCode::SUCCESS
+        }
         _ => {
-            eprintln!("usage: gpu conformance|bandwidth [--ranks N] [--double]");
+            eprintln!(
+                "usage: gpu doctor|conformance|bandwidth|hang|hang-device|race [--ranks N] [--double]"
+            );
             ExitCode::from(2)
         }
     };
@@ -65,16 +78,22 @@ fn main() -> ExitCode {
     code
 }
 
-fn join(control: &ProcessGroup, library: Library) -> (ProcessGroup, Arc<dyn Memory>, Arc<Nccl>) {
+/// A stream of its own on this rank's device.
+fn stream(control: &ProcessGroup, library: Library) -> Result<Arc<dyn Memory>, NcclError> {
     let device =
         env::var("LOCAL_RANK").map_or_else(|_| control.rank(), |rank| rank.parse().unwrap());
-    let (nccl, memory) = match library {
-        Library::Double => {
-            let memory: Arc<dyn Memory> = Arc::new(HostMemory::new(device));
-            (Ok(burn_shard_nccl_double::load()), Ok(memory))
-        }
-        Library::Real => (Nccl::open(), gpu(device)),
+    match library {
+        Library::Double => Ok(Arc::new(HostMemory::new(device))),
+        Library::Real => gpu(device),
+    }
+}
+
+fn join(control: &ProcessGroup, library: Library) -> (ProcessGroup, Arc<dyn Memory>, Arc<Nccl>) {
+    let nccl = match library {
+        Library::Double => Ok(burn_shard_nccl_double::load()),
+        Library::Real => Nccl::open(),
     };
+    let memory = stream(control, library);
     let loaded = nccl.clone().map(|nccl| (nccl, memory.clone()));
     let communicator =
         NcclCommunicator::new(control, nccl, memory).unwrap_or_else(|error| panic!("{error}"));
