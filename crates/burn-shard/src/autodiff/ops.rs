@@ -215,14 +215,18 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
         };
         // Balanced whatever `C` is: consumers must not keep the full parameter. Every tracked
         // parent, and no other, has to be listed.
-        let prep = ReadBackward.prepare::<BalancedCheckpointing>(guards).memory_bound();
-        let prep = if shard.is_tracked() {
+        let prep = ReadBackward.prepare::<BalancedCheckpointing>(guards);
+        let prep = if !begin.is_tracked() {
+            // Not part of a pass's graph: in the recomputation of a checkpointed block, say.
+            prep.compute_bound()
+        } else if shard.is_tracked() {
+            let prep = prep.memory_bound();
             prep.retro_forward(regather(Source::Parent(shard.id())))
                 .parents([&shard, &begin])
         } else {
             let source = Source::Frozen(shard.primitive().clone());
-            let parents = begin.is_tracked().then_some(&begin);
-            prep.retro_forward(regather(source)).parents(parents)
+            let prep = prep.memory_bound();
+            prep.retro_forward(regather(source)).parents([&begin])
         };
         match prep.stateful() {
             OpsKind::Tracked(prep) => prep.finish(state, full),
