@@ -103,7 +103,7 @@ fn mean_square(x: Tensor<2>) -> Tensor<1> {
 #[test]
 fn blocks_beside_plain_layers_equal_plain_data_parallelism() {
     for_all(|group, strategy, device| {
-        let x = |step: usize, device| input(3, 5, group.rank() + 4 * step, device);
+        let x = |step: usize, device: &Device| input(3, 5, group.rank() + 4 * step, device);
         let loss = |net: &Blocks, step: usize| {
             let [first, middle @ .., last] = net.blocks.as_slice() else {
                 unreachable!()
@@ -124,7 +124,7 @@ fn blocks_beside_plain_layers_equal_plain_data_parallelism() {
 #[test]
 fn nested_blocks_equal_plain_data_parallelism() {
     for_all(|group, strategy, device| {
-        let x = |step: usize, device| input(3, 5, group.rank() + 4 * step, device);
+        let x = |step: usize, device: &Device| input(3, 5, group.rank() + 4 * step, device);
         let loss = |net: &Blocks, step: usize| {
             let x = net.blocks.chunks(2).fold(x(step, device), |x, pair| {
                 checkpoint_with(Random::Ignore, &pair.to_vec(), x, |pair, x| {
