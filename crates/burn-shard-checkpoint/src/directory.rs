@@ -202,16 +202,31 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written_and_nothing_else_is_one() {
-        let name = Name { sequence: 7, step: 12_345_678_901 };
+        let name = Name {
+            sequence: 7,
+            step: 12_345_678_901,
+        };
         assert_eq!(name.to_string(), "step-12345678901.000007");
         assert_eq!(Name::parse(&name.to_string()), Some(name));
-        for text in ["step-1.1", "step-0000000001.+00001", "step-0000000001", "../x", "", "step-.."] {
+        for text in [
+            "step-1.1",
+            "step-0000000001.+00001",
+            "step-0000000001",
+            "../x",
+            "",
+            "step-..",
+        ] {
             assert_eq!(Name::parse(text), None, "{text}");
         }
         let hidden = name.hidden(255, PARTIAL);
         assert_eq!(hidden, ".step-12345678901.000007.00000000000000ff.partial");
         assert!(is_hidden_name(&hidden));
-        for text in [&hidden[1..], ".partial", ".step-1.1.00.partial", &hidden.replace("partial", "x")] {
+        for text in [
+            &hidden[1..],
+            ".partial",
+            ".step-1.1.00.partial",
+            &hidden.replace("partial", "x"),
+        ] {
             assert!(!is_hidden_name(text), "{text}");
         }
     }

@@ -71,6 +71,9 @@ pub use burn_shard_comm::{
     Collective, Communicator, DType, Error as CommError, Local, ProcessGroup, Recording, ReduceOp,
     Traffic,
 };
+/// Activation checkpointing; for modules of any kind, wrapped or not.
+pub use burn_shard_recompute as recompute;
+pub use burn_shard_recompute::checkpoint;
 pub use error::Error;
 pub use module::sharded_module::{NoSync, ShardedModule};
 pub use oss::{

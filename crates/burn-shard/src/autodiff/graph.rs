@@ -7,12 +7,14 @@
 //! reduction comes before or after a gather. So in the first pass they are a constant, and from the
 //! first backward on those that rank 0 counted in it.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use burn::backend::Dispatch;
 use burn::backend::autodiff::NodeId;
 use burn::tensor::{Device, Tensor};
+use burn_shard_recompute::scope::BlockId;
 use parking_lot::Mutex;
 
 use super::ops::{BeginState, ShardOps};
@@ -41,6 +43,8 @@ fn nodes_so_far() -> u64 {
 pub(crate) struct Graph {
     pub(crate) engine: Arc<Engine>,
     open: Mutex<Option<OpenPass>>,
+    /// The passes of checkpointed blocks that have yet to run again; see `recompute.rs`.
+    pub(super) blocks: Mutex<HashMap<BlockId, PassId>>,
 }
 
 /// The tokens of one read.
@@ -99,28 +103,41 @@ impl ParamHandle {
     pub(crate) fn tokens(&self, device: &Device) -> Tokens {
         let engine = self.engine();
         let group = engine.plan().place[self.index].group;
-        let mut open = self.graph.open.lock();
-        let pass = match open.take() {
-            Some(pass) if engine.is_open(pass.id) => pass,
-            _ => OpenPass::new(self, device),
-        };
-        let pass = open.insert(pass);
-        Tokens {
+        self.in_open_pass(device, |pass| Tokens {
             pass: pass.id,
             anchor: pass.anchor(group, engine),
             begin: pass.begin.clone(),
-        }
+        })
+    }
+
+    /// The pass that reads belong to now, and its begin token.
+    pub(super) fn open_pass(&self, device: &Device) -> (PassId, Tensor<1>) {
+        self.in_open_pass(device, |pass| (pass.id, pass.begin.clone()))
+    }
+
+    fn in_open_pass<T>(&self, device: &Device, with: impl FnOnce(&mut OpenPass) -> T) -> T {
+        let mut open = self.graph.open.lock();
+        let pass = match open.take() {
+            Some(pass) if self.engine().is_open(pass.id) => pass,
+            _ => OpenPass::new(self, device),
+        };
+        with(open.insert(pass))
     }
 }
 
 impl WeakParamHandle {
     pub(crate) fn upgrade(&self) -> ParamHandle {
-        let graph = self.graph.upgrade();
-        ParamHandle {
-            graph: graph.expect("the sharded module should live until its backward has run"),
+        let param = self.try_upgrade();
+        param.expect("the sharded module should live until its backward has run")
+    }
+
+    /// `None` if the module is gone.
+    pub(crate) fn try_upgrade(&self) -> Option<ParamHandle> {
+        Some(ParamHandle {
+            graph: self.graph.upgrade()?,
             instance: Arc::clone(&self.instance),
             index: self.index,
-        }
+        })
     }
 }
 
@@ -129,6 +146,7 @@ impl Graph {
         Arc::new(Self {
             engine,
             open: Mutex::new(None),
+            blocks: Mutex::new(HashMap::new()),
         })
     }
 

@@ -3,4 +3,5 @@
 
 pub(crate) mod graph;
 pub(crate) mod ops;
+mod recompute;
 pub(crate) mod reparam;

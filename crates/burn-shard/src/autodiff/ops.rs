@@ -225,16 +225,20 @@ impl<B: ShardOps + FlatBackend, C: CheckpointStrategy> ShardOps for Autodiff<B, 
         };
         // Balanced whatever `C` is: consumers must not keep the full parameter. Every tracked
         // parent, and no other, has to be listed.
-        let prep = ReadBackward
-            .prepare::<BalancedCheckpointing>(guards)
-            .memory_bound();
-        let prep = if shard.is_tracked() {
-            prep.retro_forward(regather(Source::Parent(shard.id())))
+        let prep = ReadBackward.prepare::<BalancedCheckpointing>(guards);
+        let prep = if shard.is_tracked() && !begin.is_tracked() {
+            // Not part of a pass's graph: the recomputation of a checkpointed block.
+            prep.compute_bound()
+        } else if shard.is_tracked() {
+            prep.memory_bound()
+                .retro_forward(regather(Source::Parent(shard.id())))
                 .parents([&shard, &begin])
         } else {
             let source = Source::Frozen(shard.primitive().clone());
             let parents = begin.is_tracked().then_some(&begin);
-            prep.retro_forward(regather(source)).parents(parents)
+            prep.memory_bound()
+                .retro_forward(regather(source))
+                .parents(parents)
         };
         match prep.stateful() {
             OpsKind::Tracked(prep) => prep.finish(state, full),

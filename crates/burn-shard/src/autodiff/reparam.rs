@@ -8,9 +8,11 @@ use burn::module::{
     Module, ModuleMapper, ModuleVisitor, Param, Reparameterization, Reparameterizer,
 };
 use burn::tensor::{Device, Tensor};
+use burn_shard_recompute::scope::{self, Phase};
 
-use super::graph::{Graph, ParamHandle};
+use super::graph::{Graph, ParamHandle, Tokens};
 use super::ops::{Read, ShardOps, node_of};
+use super::recompute;
 use crate::runtime::instance::Instance;
 
 /// The reparameterization of one parameter: it has no state of its own.
@@ -23,43 +25,52 @@ impl Reparameterization for ShardReparam {
     const NAME: &'static str = "shard";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let engine = self.handle.engine();
-        let index = self.handle.index;
-        let unshards = engine.plan().group_of(index).unshards();
         let param = self.handle.clone();
+        let unshards = param.engine().plan().group_of(param.index).unshards();
         if !base.is_autodiff() {
-            if !unshards {
-                return base;
+            return recompute::read_untracked(&param, base);
+        }
+        match scope::phase() {
+            Some(Phase::Forward) => recompute::read_in_forward(&param, base),
+            Some(Phase::Recompute) if !base.is_require_grad() => {
+                recompute::read_untracked(&param, base)
             }
-            let stored = base.into_dispatch();
-            let read = Read { param, pass: None };
-            let full = Dispatch::unshard(stored.clone(), stored.clone(), stored, read);
-            return Tensor::from_dispatch(full);
+            Some(Phase::Recompute) => {
+                let tokens = recompute::tokens(&param, &base.device());
+                read(param, base, tokens)
+            }
+            None if !unshards && !base.is_require_grad() => base,
+            None => {
+                let tokens = param.tokens(&base.device());
+                read(param, base, tokens)
+            }
         }
-        if !unshards && !base.is_require_grad() {
-            return base;
-        }
-        let tokens = self.handle.tokens(&base.device());
-        let key = node_of(base.clone()).map_or(0, |node| node.value);
-        let cached = engine.cached_read(tokens.pass, index, key);
-        if let Some(read) = cached.and_then(|read| read.downcast::<FloatTensor<Dispatch>>().ok()) {
-            // One node per parameter: Burn adds the gradients of all reads as they come.
-            return Tensor::from_dispatch(FloatTensor::<Dispatch>::clone(&read));
-        }
-        let read = Read {
-            param,
-            pass: Some(tokens.pass),
-        };
-        let (stored, anchor) = (base.into_dispatch(), tokens.anchor.into_dispatch());
-        let begin = tokens.begin.into_dispatch();
-        let full = if unshards {
-            Dispatch::unshard(stored, anchor, begin, read)
-        } else {
-            Dispatch::watch(stored, anchor, begin, read)
-        };
-        engine.cache_read(tokens.pass, index, key, Arc::new(full.clone()));
-        Tensor::from_dispatch(full)
     }
+}
+
+/// Records a read of a parameter whose gradient goes to the runtime.
+fn read<const D: usize>(param: ParamHandle, base: Tensor<D>, tokens: Tokens) -> Tensor<D> {
+    let graph = Arc::clone(&param.graph);
+    let (engine, index) = (&graph.engine, param.index);
+    let key = node_of(base.clone()).map_or(0, |node| node.value);
+    let cached = engine.cached_read(tokens.pass, index, key);
+    if let Some(read) = cached.and_then(|read| read.downcast::<FloatTensor<Dispatch>>().ok()) {
+        // One node per parameter: Burn adds the gradients of all reads as they come.
+        return Tensor::from_dispatch(FloatTensor::<Dispatch>::clone(&read));
+    }
+    let read = Read {
+        param,
+        pass: Some(tokens.pass),
+    };
+    let (stored, anchor) = (base.into_dispatch(), tokens.anchor.into_dispatch());
+    let begin = tokens.begin.into_dispatch();
+    let full = if engine.plan().group_of(index).unshards() {
+        Dispatch::unshard(stored, anchor, begin, read)
+    } else {
+        Dispatch::watch(stored, anchor, begin, read)
+    };
+    engine.cache_read(tokens.pass, index, key, Arc::new(full.clone()));
+    Tensor::from_dispatch(full)
 }
 
 impl ShardReparam {

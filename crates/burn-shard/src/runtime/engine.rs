@@ -140,6 +140,14 @@ impl Engine {
         }
     }
 
+    /// Takes an announcement back.
+    pub(crate) fn unexpect(&self, pass: PassId, index: usize) {
+        let group = self.plan().place[index].group;
+        if let Some(pass) = self.state.lock().pass(pass) {
+            pass.arrived(group);
+        }
+    }
+
     /// The read of a parameter that the pass has made of the stored tensor `key`.
     pub(crate) fn cached_read(
         &self,

@@ -38,6 +38,10 @@ impl Instance {
         self.leaves.lock().iter().any(Option::is_some)
     }
 
+    pub(crate) fn requires_gradient(&self, index: usize) -> bool {
+        self.leaves.lock()[index].is_some()
+    }
+
     pub(crate) fn leaves(&self) -> Vec<Option<NodeId>> {
         self.leaves.lock().clone()
     }
