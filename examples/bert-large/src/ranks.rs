@@ -95,6 +95,9 @@ impl Ranks {
     ///
     /// # Errors
     /// What `make` says on rank 0, a failed collective on the others.
+    ///
+    /// # Panics
+    /// As `make`, on rank 0.
     pub fn from_first<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         make: impl FnOnce() -> Result<T, Error> + Send + 'static,

@@ -115,7 +115,7 @@ fn processes_have_the_losses_of_threads_to_the_last_bit() {
 #[test]
 fn processes_repeat_with_dropout() {
     let root = tempfile::tempdir().unwrap();
-    let [first, second] = [(); 2].map(|()| losses(root.path(), &["--launch=2"]).0);
+    let [first, second] = [(); 2].map(|()| losses(root.path(), &["--launch=2", "--dropout=0.1"]).0);
     assert_eq!(first, second);
 }
 

@@ -213,7 +213,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let binary = directory.path().join("a.txt");
         fs::write(&binary, b"PK\x03\x04\0\0\0\x08\x07\x01").unwrap();
-        fs::write(directory.path().join("b.txt"), b"Gr\xfc\xdfe aus K\xf6ln.").unwrap();
+        let (latin, _, _) = encoding_rs::WINDOWS_1252.encode("Grüße aus Köln.");
+        fs::write(directory.path().join("b.txt"), latin).unwrap();
         let corpus = Corpus::read(&[directory.path().to_owned()]).unwrap();
         assert_eq!(corpus.documents[0].sentences, ["Grüße aus Köln."]);
         assert_eq!(

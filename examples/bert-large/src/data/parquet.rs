@@ -85,10 +85,8 @@ fn other_than_strings(column: &parquet::schema::types::Type) -> Option<String> {
         info.converted_type(),
         ConvertedType::NONE | ConvertedType::UTF8 | ConvertedType::ENUM | ConvertedType::JSON
     );
-    match column.get_physical_type() {
-        Type::BYTE_ARRAY if is_text => None,
-        other => Some(format!("{other}")),
-    }
+    let found = column.get_physical_type();
+    (found != Type::BYTE_ARRAY || !is_text).then(|| found.to_string())
 }
 
 /// The compression of a file, if it needs C code.
