@@ -7,6 +7,7 @@
     unreachable_pub,
     clippy::unwrap_used,
     clippy::missing_panics_doc,
+    clippy::cast_precision_loss,
     reason = "helpers of tests, each of which uses a part of them"
 )]
 
@@ -259,6 +260,31 @@ pub fn assert_bits(what: &str, step: usize, actual: &Bits, expected: &Bits) {
             actual.len(),
             expected.len(),
         );
+    }
+}
+
+/// Sums of a few terms in another order: within a few units in the last place of the largest value. Steps at
+/// a rate of 0.1 add up as many of these errors.
+#[track_caller]
+pub fn assert_near(what: &str, step: usize, actual: &Bits, expected: &Bits) {
+    assert_eq!(actual.len(), expected.len(), "{what}, step {step}");
+    for ((path, actual), (_, expected)) in actual.iter().zip(expected) {
+        let floats =
+            |bits: &[u32]| -> Vec<f32> { bits.iter().map(|&b| f32::from_bits(b)).collect() };
+        let (actual, expected) = (floats(actual), floats(expected));
+        assert_eq!(
+            actual.len(),
+            expected.len(),
+            "{what}, step {step}: `{path}`"
+        );
+        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (a, e) in actual.iter().zip(&expected) {
+            let bound = 16.0 * f32::EPSILON * largest * (step + 1) as f32;
+            assert!(
+                (a - e).abs() <= bound,
+                "{what}, step {step}: `{path}`: {a}, not {e}"
+            );
+        }
     }
 }
 

@@ -7,7 +7,9 @@ use burn::prelude::*;
 use burn::tensor::activation::gelu;
 use burn_shard::{MemoryKind, ShardedModule, ShardingStrategy};
 
-use crate::common::{assert_bits, bits, device, gathered_gradients, gradients, plain_dp_gradients};
+use crate::common::{
+    assert_bits, assert_near, bits, device, gathered_gradients, gradients, plain_dp_gradients,
+};
 use crate::pair::{Net, Pair, WIDTH, assert_says, for_all, outcome, small_groups, spawn, x};
 
 /// Its gradients are those of the plain module, or the backward is refused with the way out.
@@ -93,6 +95,36 @@ fn an_evaluation_whose_graph_is_kept_beyond_the_step_changes_nothing() {
             kept.push(pair.model.loss(x(group, 7)));
             pair = pair.step(|net| net.loss(x(group, step)));
         }
+    });
+}
+
+/// Not bits: where reads lie at different depths, or one of them is used twice, Burn may add up their gradients
+/// in another order.
+#[test]
+fn gradients_of_reads_in_branches_of_different_depth_are_those_of_burn_but_for_rounding() {
+    for_all(|group, strategy| {
+        let pair = Pair::new(Net::new(&device()), small_groups(strategy), group);
+        let loss = |net: &Net| {
+            let w = &net.first;
+            let shallow = w.forward(x(group, 0));
+            let mut deep = x(group, 1);
+            for _ in 0..4 {
+                deep = gelu(w.forward(gelu(net.second.forward(deep))));
+            }
+            let between = w.forward(gelu(gelu(gelu(x(group, 2)))));
+            let squares = w.weight.val().powi_scalar(2).mean();
+            (shallow * deep + between.powi_scalar(3)).mean() + squares
+        };
+        let (own, plain) = (loss(&pair.model), loss(&pair.plain));
+        assert_eq!(bits(own.clone()), bits(plain.clone()));
+        let grads = GradientsParams::from_grads(own.backward(), &pair.model);
+        let expected = plain_dp_gradients(&plain, &pair.plain, group);
+        assert_near(
+            &pair.what(),
+            0,
+            &gathered_gradients(&pair.model, &grads),
+            &gradients(&pair.plain, &expected),
+        );
     });
 }
 

@@ -11,7 +11,8 @@ use burn::prelude::*;
 use burn_shard::{MemoryKind, Oss, ProcessGroup, ShardConfig, ShardedModule, ShardingStrategy};
 
 use crate::common::{
-    Bits, assert_bits, bits, device, gathered_gradients, gradients, plain_dp_gradients, values,
+    assert_bits, assert_near, bits, device, gathered_gradients, gradients, plain_dp_gradients,
+    values,
 };
 use crate::fill::{Fill, noise};
 
@@ -193,25 +194,6 @@ fn compare<M: Module>(
 fn adds_up_in_parts<M: Module>(model: &ShardedModule<M>) -> bool {
     let is_recurrent = type_name::<M>().contains("::rnn::");
     is_recurrent && model.strategy() == ShardingStrategy::Full && model.groups().len() > 2
-}
-
-/// Sums of five terms in another order: within a few units in the last place of the largest term. Three
-/// steps at a rate of 0.1 add up as many of these errors.
-#[track_caller]
-fn assert_near(what: &str, step: usize, actual: &Bits, expected: &Bits) {
-    assert_eq!(actual.len(), expected.len(), "{what}, step {step}");
-    for ((path, actual), (_, expected)) in actual.iter().zip(expected) {
-        let floats = |bits: &[u32]| bits.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>();
-        let (actual, expected) = (floats(actual), floats(expected));
-        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        for (a, e) in actual.iter().zip(&expected) {
-            let bound = 16.0 * f32::EPSILON * largest * (step + 1) as f32;
-            assert!(
-                (a - e).abs() <= bound,
-                "{what}, step {step}: `{path}`: {a}, not {e}"
-            );
-        }
-    }
 }
 
 /// A table in which nothing is sharded would show nothing.
