@@ -50,6 +50,27 @@ pub struct Options {
     /// Rows per rank and step
     #[arg(long, default_value_t = 16)]
     pub micro_batch: usize,
+    /// Micro-batches per rank and step, whose gradients are added up before they are averaged
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub accumulate: usize,
+    /// Clips the norm of all gradients together to this
+    #[arg(long, value_name = "NORM")]
+    pub clip_norm: Option<f64>,
+    /// Groups of parameters that zero3 gathers ahead of their use
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub prefetch: usize,
+    /// Hybrid sharding: so many neighbouring ranks share one copy of what is sharded [default: all]
+    #[arg(long, value_name = "N")]
+    pub shard_ranks: Option<usize>,
+    /// Saves module and optimizer there, after the last step and when the program is told to stop
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint_dir: Option<PathBuf>,
+    /// Saves every so many steps, too, and keeps the last two
+    #[arg(long, value_name = "STEPS", requires = "checkpoint_dir")]
+    pub checkpoint_every: Option<usize>,
+    /// Goes on from the newest checkpoint there, on any number of ranks and with any strategy
+    #[arg(long, requires = "checkpoint_dir")]
+    pub resume: bool,
     /// Optimizer steps [default: 1000 for tiny, 100 otherwise]
     #[arg(long)]
     pub steps: Option<usize>,

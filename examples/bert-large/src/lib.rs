@@ -133,11 +133,17 @@ fn train_and_report(
             sample::show(guesses, &batch, pieces);
         }
     }
-    let stopped = reports
-        .first()
-        .is_some_and(|first| first.losses.len() < run.steps);
+    let stopped = reports.first().is_some_and(|first| first.steps < run.steps);
     losses.map(LossLog::finish).transpose()?;
-    Ok(stop.signal().filter(|_| stopped))
+    if let (true, Some(plan)) = (stopped && ranks.has_first(), &run.checkpoints) {
+        // Nothing is lost, so that the program ends as it would at its end.
+        let dir = plan.dir.display();
+        line(format_args!(
+            "stopped and saved; goes on with --checkpoint-dir {dir} --resume"
+        ));
+    }
+    let is_lost = stopped && run.checkpoints.is_none();
+    Ok(stop.signal().filter(|_| is_lost))
 }
 
 /// Checks a checkpoint, and says what it lacks.

@@ -32,6 +32,16 @@ pub struct Run {
     pub seq_len: usize,
     /// Rows per rank and step.
     pub micro_batch: usize,
+    /// Micro-batches per rank and step.
+    pub accumulate: usize,
+    /// The most that the norm of all gradients may be.
+    pub clip_norm: Option<f64>,
+    /// Groups that are gathered ahead.
+    pub prefetch: usize,
+    /// Ranks that share one copy.
+    pub shard_ranks: Option<usize>,
+    /// Where checkpoints are kept, and how often they are made.
+    pub checkpoints: Option<CheckpointPlan>,
     /// Optimizer steps.
     pub steps: usize,
     /// The highest learning rate.
@@ -44,6 +54,26 @@ pub struct Run {
     pub dtype: Precision,
     /// Checkpoint to start from.
     pub weights: Option<PathBuf>,
+}
+
+/// Where and when a run is saved.
+#[derive(Clone, Debug)]
+pub struct CheckpointPlan {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Steps between checkpoints; `None`: at the end only.
+    pub every: Option<usize>,
+    /// Whether the run goes on from the newest of them.
+    pub start: Start,
+}
+
+/// Where a run begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// At step 0.
+    New,
+    /// At the newest checkpoint.
+    Resumed,
 }
 
 impl Options {
@@ -69,6 +99,19 @@ impl Options {
                 .unwrap_or(DEFAULT_WORLD_SIZE),
             seq_len: self.seq_len.unwrap_or(if is_tiny { 32 } else { 128 }),
             micro_batch: self.micro_batch,
+            accumulate: self.accumulate,
+            clip_norm: self.clip_norm,
+            prefetch: self.prefetch,
+            shard_ranks: self.shard_ranks,
+            checkpoints: self.checkpoint_dir.clone().map(|dir| CheckpointPlan {
+                dir,
+                every: self.checkpoint_every,
+                start: if self.resume {
+                    Start::Resumed
+                } else {
+                    Start::New
+                },
+            }),
             steps,
             lr: self.lr.unwrap_or(if is_tiny { 2e-3 } else { 1e-4 }),
             warmup: self.warmup.unwrap_or(steps / 10),
@@ -93,6 +136,9 @@ impl Options {
         at_least_one(ranks, run.world_size)?;
         at_least_one("micro-batch", run.micro_batch)?;
         at_least_one("steps", run.steps)?;
+        at_least_one("accumulate", run.accumulate)?;
+        at_least_one("checkpoint-every", self.checkpoint_every.unwrap_or(1))?;
+        at_least_one("shard-ranks", run.shard_ranks.unwrap_or(1))?;
         let check = |option, value: String, allowed: String, good: bool| match good {
             true => Ok(()),
             false => Err(Error::Option {
@@ -117,6 +163,14 @@ impl Options {
             "a positive number".into(),
             rates.contains(&run.lr),
         )?;
+        if let Some(norm) = run.clip_norm {
+            check(
+                "clip-norm",
+                norm.to_string(),
+                "a positive number".into(),
+                rates.contains(&norm),
+            )?;
+        }
         let is_share = (0.0..1.0).contains(&run.config.dropout);
         check(
             "dropout",

@@ -3,6 +3,7 @@
 //! What sharding adds to an ordinary Burn loop is in `train`: the model is wrapped in a
 //! `ShardedModule`, the optimizer is an `Oss`. The rest is as it would be on one rank.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,8 +11,12 @@ use std::time::Instant;
 use burn::module::{ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
-use burn_shard::{MemoryKind, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule};
+use burn_shard::checkpoint::{Checkpoints, Keep};
+use burn_shard::{
+    GradientNormClipping, MemoryKind, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule,
+};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::data::batches::{Batch, Batches, Shard};
 use crate::data::dataset::Dataset;
@@ -19,10 +24,13 @@ use crate::error::Error;
 use crate::model::BertForPreTraining;
 use crate::ranks::{Ranks, all_of};
 use crate::report::{LossLog, Progress, Step, line};
-use crate::run::Run;
+use crate::run::{CheckpointPlan, Run, Start};
 use crate::sample::Guesses;
 use crate::stop::Stop;
 use crate::weights;
+
+/// Older checkpoints are removed.
+const KEPT_CHECKPOINTS: NonZeroUsize = NonZeroUsize::new(2).expect("2 is not 0");
 
 /// What ranks need to train.
 #[derive(Clone, Debug)]
@@ -48,6 +56,8 @@ pub struct Job<'a> {
 pub struct RankReport {
     /// The mean over ranks of each step's losses; the same on every rank.
     pub losses: Vec<StepLoss>,
+    /// Steps that have been made, those before a checkpoint included.
+    pub steps: usize,
     /// Model-state bytes of this rank at most, in the order of [`MemoryKind::ALL`].
     pub peak_bytes: [usize; MemoryKind::ALL.len()],
     /// All kinds together at most.
@@ -117,7 +127,10 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
     // The default of 25 MiB would make one group of a small model.
     let bytes = model.num_params() * run.dtype.bytes();
     let group_cap_bytes = (bytes / 16).clamp(64 << 10, 25 << 20);
-    let config = ShardConfig::new(run.strategy).with_group_cap_bytes(group_cap_bytes);
+    let config = ShardConfig::new(run.strategy)
+        .with_group_cap_bytes(group_cap_bytes)
+        .with_prefetch(run.prefetch)
+        .with_shard_ranks(run.shard_ranks);
     let mut model = ShardedModule::new(model, config, group)?;
     if group.rank() == 0 && !model.collectives_in_place() {
         line("collectives: through host memory (--comm nccl works on that of GPUs)");
@@ -126,32 +139,64 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
         .with_epsilon(1e-6)
         .with_weight_decay(0.01);
     let mut optim = Oss::new(adam_w, group)?;
+    if let Some(max_norm) = run.clip_norm {
+        optim = optim.with_norm_clipping(GradientNormClipping::new(max_norm));
+    }
+    let checkpoints = run.checkpoints.as_ref().map(|plan| {
+        let keep = Keep::last(KEPT_CHECKPOINTS);
+        (plan, Checkpoints::new(&plan.dir, group).with_keep(keep))
+    });
+    let mut first_step = 0;
+    if let Some((plan, checkpoints)) = &checkpoints
+        && plan.start == Start::Resumed
+    {
+        let loaded = checkpoints.load(model, &mut optim)?;
+        model = loaded.model;
+        first_step = usize::try_from(loaded.step)
+            .unwrap_or(run.steps)
+            .min(run.steps);
+        if group.rank() == 0 {
+            line(format_args!("resumed: step {first_step} of {}", run.steps));
+        }
+    }
 
     let shard = Shard {
         rank: group.rank(),
         world_size: group.world_size(),
     };
     let mut batches = Batches::new(Arc::clone(&job.dataset), shard, run.micro_batch, run.seed);
+    // What has been trained on before the checkpoint is not trained on again.
+    for _ in 0..first_step * run.accumulate {
+        batches.next_batch();
+    }
     let mut losses = Vec::new();
     let mut traffic = group.traffic();
-    for step in 0..run.steps {
+    for step in first_step..run.steps {
         let start = Instant::now();
-        let batch = batches.next_batch();
-        let (input, targets) = batch.to_device(device);
-
-        let found = model.forward(&input, &targets);
-        let gradients = GradientsParams::from_grads(found.total().backward(), &model);
+        let mut sums = [0.0; 3];
+        let micro_batches = run.accumulate as f64;
+        let mut backward = |model: &BertForPreTraining| {
+            let batch = batches.next_batch();
+            let (input, targets) = batch.to_device(device);
+            let found = model.forward(&input, &targets);
+            let gradients = (found.total() / micro_batches).backward();
+            sums[0] += scalar(found.masked_lm) / micro_batches;
+            sums[1] += found.next_sentence.map_or(0.0, scalar) / micro_batches;
+            sums[2] += batch.tokens() as f64;
+            gradients
+        };
+        if run.accumulate > 1 {
+            let _no_sync = model.no_sync();
+            for _ in 1..run.accumulate {
+                backward(&model);
+            }
+        }
+        let gradients = GradientsParams::from_grads(backward(&model), &model);
         model = optim.step(run.lr_at(step), model, gradients);
 
-        let means = mean_over_ranks(
-            group,
-            [
-                scalar(found.masked_lm),
-                found.next_sentence.map_or(0.0, scalar),
-                batch.tokens() as f64,
-                f64::from(u8::from(job.stop.signal().is_some())),
-            ],
-        )?;
+        let [masked_lm, next_sentence, tokens] = sums;
+        let stopping = f64::from(u8::from(job.stop.signal().is_some()));
+        let means = mean_over_ranks(group, [masked_lm, next_sentence, tokens, stopping])?;
         let [masked_lm, next_sentence, tokens, stopping] = means;
         let loss = StepLoss {
             masked_lm,
@@ -165,7 +210,7 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
             });
         }
         losses.push(loss);
-        if step == 0 {
+        if step == first_step {
             traffic = group.traffic();
         }
         if let (0, Some(log)) = (group.rank(), job.losses) {
@@ -179,16 +224,26 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
                 memory: model.memory(),
             });
         }
+        let made = step + 1;
+        if let Some((plan, checkpoints)) = &checkpoints {
+            let CheckpointPlan { every, .. } = plan;
+            let is_due = every.is_some_and(|every| made.is_multiple_of(every));
+            if is_due || made == run.steps || stopping > 0.0 {
+                let data = json!({ "seed": run.seed, "micro_batch": run.micro_batch });
+                checkpoints.save(made as u64, &model, &optim, &data)?;
+            }
+        }
         // One rank that is told to stop is enough, and all stop after the same step.
         if stopping > 0.0 {
             break;
         }
     }
+    let steps = first_step + losses.len();
     let memory = model.memory();
     let received_bytes = (group.traffic() - traffic).total_bytes();
     let process_peak_bytes = (job.peak_bytes)();
     // Parameters may be gathered for it, so all ranks take part.
-    let held_out = match losses.len() < run.steps {
+    let held_out = match steps < run.steps {
         true => None,
         false => run.held_out(&job.dataset),
     };
@@ -196,6 +251,7 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
     Ok(RankReport {
         guesses,
         losses,
+        steps,
         peak_bytes: MemoryKind::ALL.map(|kind| memory.of(kind).peak_bytes),
         total_peak_bytes: memory.total().peak_bytes,
         live_bytes: MemoryKind::ALL.map(|kind| memory.of(kind).live_bytes),

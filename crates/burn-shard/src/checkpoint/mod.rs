@@ -16,7 +16,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use burn::module::Module;
-use burn_shard_checkpoint::{Checkpoint, Keep, Published, Renames};
+pub use burn_shard_checkpoint::{Checkpoint, Keep, Published, Renames};
 use burn_shard_comm::{DType, ProcessGroup};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

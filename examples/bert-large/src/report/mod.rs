@@ -55,7 +55,9 @@ pub fn data(dataset: &Dataset, run: &Run) {
         census.tokens,
         dataset.examples(),
         run.seq_len,
-        run.world_size.saturating_mul(run.micro_batch)
+        run.world_size
+            .saturating_mul(run.micro_batch)
+            .saturating_mul(run.accumulate)
     ));
     line(format_args!(
         "the frequencies of tokens alone give a masked-token loss of {:.3}",
@@ -101,13 +103,12 @@ pub fn summary(run: &Run, numel: usize, ranks: &Ranks, reports: &[RankReport], t
         "{} steps in {}, {:.0} ms each",
         losses.len(),
         clock(time),
-        time.as_secs_f64() * 1e3 / losses.len() as f64
+        time.as_secs_f64() * 1e3 / losses.len().max(1) as f64
     ));
-    if losses.len() < run.steps {
+    if rank_0.steps < run.steps {
         line(format_args!(
             "stopped by a signal after {} of {} steps",
-            losses.len(),
-            run.steps
+            rank_0.steps, run.steps
         ));
     }
     if losses.len() > 1 {
