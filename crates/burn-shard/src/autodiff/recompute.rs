@@ -61,7 +61,7 @@ fn announce(param: &ParamHandle, device: &Device) {
     scope::on_recomputed(Box::new(move || {
         // By now the recomputation's own reads are announced.
         if let Some(param) = weak.try_upgrade() {
-            param.engine().unexpect(pass, param.index);
+            param.engine().no_longer_expect(pass, param.index);
         }
     }));
 }

@@ -141,7 +141,7 @@ impl Engine {
     }
 
     /// Takes an announcement back.
-    pub(crate) fn unexpect(&self, pass: PassId, index: usize) {
+    pub(crate) fn no_longer_expect(&self, pass: PassId, index: usize) {
         let group = self.plan().place[index].group;
         if let Some(pass) = self.state.lock().pass(pass) {
             pass.arrived(group);
