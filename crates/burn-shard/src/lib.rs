@@ -36,12 +36,24 @@
 //! # Ok::<(), burn_shard::CommError>(())
 //! ```
 //!
+//! # What else a training run needs
+//!
+//! | for | see |
+//! |---|---|
+//! | half precision with `f32` master weights | [`MixedPrecision`], [`GradScaler`] |
+//! | gradient accumulation | [`ShardedModule::no_sync`] |
+//! | clipping by the norm of all gradients | [`Oss::with_norm_clipping`] |
+//! | shards within a machine, copies across | [`ShardConfig::shard_ranks`] |
+//! | gathers ahead of their use | [`ShardConfig::prefetch`] |
+//! | activation checkpointing | [`checkpoint()`] |
+//! | saving and resuming, on any number of ranks | [`checkpoint::Checkpoints`](crate::checkpoint::Checkpoints) |
+//!
 //! # Design
 //!
 //! Burn's modules have no hooks, but every parameter may carry a *reparameterization*, applied each
-//! time it is read. Ours makes a read an autodiff operation: all-gather in forward where parameters
-//! are sharded, reduce-scatter (or all-reduce) of the gradient in backward. Unmodified layers, stock
-//! optimizers and a plain `loss.backward()` work on top of it.
+//! time it is read. Ours makes the first read of a pass an autodiff operation: all-gather in forward where
+//! parameters are sharded, reduce-scatter (or all-reduce) of the gradient in backward. Unmodified
+//! layers, stock optimizers and a plain `loss.backward()` work on top of it.
 //!
 //! The alternative, a backend that wraps another one, was refused: Burn 0.22's tensors are not
 //! generic over a backend, and communication is per parameter, not per tensor operation.

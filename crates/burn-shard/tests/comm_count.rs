@@ -23,9 +23,11 @@ const MODEL_BYTES: u64 = DEPTH * LAYER_BYTES;
 const BIAS_BYTES: u64 = DEPTH * WIDTH as u64 * 4;
 const WEIGHT_BYTES: u64 = MODEL_BYTES - BIAS_BYTES;
 
-/// One group per layer, each of two tensors.
+/// One group per layer, each of two tensors; every gather when it is needed.
 fn one_group_per_layer(strategy: ShardingStrategy) -> ShardConfig {
-    ShardConfig::new(strategy).with_group_cap_bytes(usize::try_from(LAYER_BYTES).unwrap())
+    ShardConfig::new(strategy)
+        .with_group_cap_bytes(usize::try_from(LAYER_BYTES).unwrap())
+        .with_prefetch(0)
 }
 
 /// What one training step did, by phase.
@@ -164,6 +166,21 @@ fn zero3_receives_3_shares_of_the_model_less_what_backward_need_not_gather_again
     });
 }
 
+/// They are other collectives of the same step, not more of them.
+#[test]
+fn gathers_ahead_of_their_use_are_as_many_as_without() {
+    for_world_sizes(|group, _| {
+        for prefetch in 0..4 {
+            let config = one_group_per_layer(ShardingStrategy::Full).with_prefetch(prefetch);
+            let [_, step] = steps(group, config, true);
+            let gathers = [step.forward, step.backward, step.optimizer];
+            let gathers = gathers.map(|phase| of(phase, Collective::AllGather).0);
+            let ahead = u64::try_from(prefetch).unwrap().min(DEPTH - 1);
+            assert_eq!(gathers, [DEPTH + ahead, DEPTH - 1 - ahead, 0], "{prefetch}");
+        }
+    });
+}
+
 #[test]
 fn only_the_first_backward_agrees_on_the_order_by_one_broadcast() {
     for strategy in ShardingStrategy::ALL {
@@ -221,12 +238,12 @@ fn reading_the_full_module_gathers_each_group_once_under_zero3_only() {
             let model = ShardedModule::new(module, config, group).unwrap();
             let start = group.traffic();
             let _full = model.unsharded();
-            let gathers = if strategy == ShardingStrategy::Full {
-                vec![(Collective::AllGather, DEPTH, shares(WEIGHT_BYTES, n))]
-            } else {
-                vec![]
-            };
-            assert_traffic("unsharded", group.traffic() - start, &gathers);
+            // That all ranks are there is made sure of under every strategy.
+            let mut expected = vec![(Collective::AllReduce, 1, 0)];
+            if strategy == ShardingStrategy::Full {
+                expected.push((Collective::AllGather, DEPTH, shares(WEIGHT_BYTES, n)));
+            }
+            assert_traffic("unsharded", group.traffic() - start, &expected);
             let start = group.traffic();
             let _clone = model.valid().clone();
             assert_traffic("valid", group.traffic() - start, &[]);

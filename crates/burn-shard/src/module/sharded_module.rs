@@ -54,6 +54,10 @@ use crate::{Error, ParamSpec, ShardConfig, ShardingStrategy};
 /// backward the same number of times, and step together. What goes wrong inside forward, backward
 /// or an optimizer step panics with the error's text (Burn's signatures return no errors);
 /// [`ProcessGroup::spawn`] turns the panic into an error and ends the other ranks' waits.
+#[doc(alias = "FSDP")]
+#[doc(alias = "fully_shard")]
+#[doc(alias = "ShardedDataParallel")]
+#[doc(alias = "DDP")]
 #[derive(Clone)]
 pub struct ShardedModule<M> {
     inner: M,

@@ -58,6 +58,9 @@ use state::State;
 /// })?;
 /// # Ok::<(), burn_shard::CommError>(())
 /// ```
+#[doc(alias = "OSS")]
+#[doc(alias = "ZeroRedundancyOptimizer")]
+#[doc(alias = "DistributedOptimizer")]
 pub struct Oss {
     group: ProcessGroup,
     methods: Vec<Method>,

@@ -167,7 +167,7 @@ fn a_module_in_which_nothing_is_trainable_is_refused() {
             }) {
                 let error =
                     wrapped.expect_err(&format!("{strategy}, {read}: nothing is trainable"));
-                assert_says(&error.to_string(), &["requires a gradient", "unfreeze"]);
+                assert_says(&error.to_string(), &["trainable", "unfreeze"]);
             }
         }
     }
@@ -184,7 +184,7 @@ fn a_module_that_to_device_has_made_untrainable_is_refused_with_the_way_out() {
             ShardedModule::new(net.to_device(&device), strategy, group).map(|_| ())
         }) {
             let error = wrapped.expect_err(&format!("{strategy}: nothing is trainable"));
-            assert_says(&error.to_string(), &["requires a gradient", "fork"]);
+            assert_says(&error.to_string(), &["trainable", "fork"]);
         }
     }
 }
