@@ -7,6 +7,7 @@ use crate::{
     dtype::DType,
     error::Error,
     segments::{SegmentLayout, Segments, SegmentsMut},
+    split::Members,
 };
 
 /// The header of a collective: has to be equal on all ranks, but for its description.
@@ -114,6 +115,8 @@ pub(crate) fn shard_range(numel: usize, rank: usize, world_size: usize) -> std::
 pub struct Caller {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
+    /// Number of this rank in errors.
+    shown: usize,
     reach: Reach,
 }
 
@@ -131,6 +134,7 @@ impl Caller {
         Self {
             rank,
             world_size,
+            shown: rank,
             reach: Reach::Host,
         }
     }
@@ -141,7 +145,16 @@ impl Caller {
         Self {
             rank,
             world_size,
+            shown: rank,
             reach: Reach::Devices,
+        }
+    }
+
+    /// A rank of a sub-group, or of a group that is none, whose segments are on the host.
+    pub(crate) fn member(members: &Members) -> Self {
+        Self {
+            shown: members.root_rank(),
+            ..Self::host(members.rank, members.world_size())
         }
     }
 
@@ -183,7 +196,7 @@ impl Caller {
         let SegmentLayout { dtype, numels } = SegmentLayout::of(input);
         if op == ReduceOp::Mean && !dtype.is_float() {
             return Err(Error::MeanOfIntegers {
-                rank: self.rank,
+                rank: self.shown,
                 collective,
                 dtype,
             });
@@ -212,7 +225,10 @@ impl Caller {
     ) -> Result<Call, Error> {
         let collective = Collective::Broadcast;
         let Self {
-            rank, world_size, ..
+            rank: own,
+            world_size,
+            shown: rank,
+            ..
         } = self;
         if root >= world_size {
             return Err(Error::RootOutOfRange {
@@ -223,8 +239,8 @@ impl Caller {
         }
         let SegmentLayout { dtype, numels } = layout;
         match input {
-            Some(_) if rank != root => return Err(Error::InputOutsideRoot { rank, root }),
-            None if rank == root => return Err(Error::RootWithoutInput { rank }),
+            Some(_) if own != root => return Err(Error::InputOutsideRoot { rank, root }),
+            None if own == root => return Err(Error::RootWithoutInput { rank }),
             None => {}
             Some(input) => {
                 self.present(collective, input)?;
@@ -298,7 +314,7 @@ impl Caller {
         let absent = (0..input.count()).find(|&segment| input.bytes(segment).is_none());
         absent.map_or(Ok(()), |segment| {
             Err(Error::AbsentSegment {
-                rank: self.rank,
+                rank: self.shown,
                 collective,
                 segment,
             })
@@ -306,7 +322,7 @@ impl Caller {
     }
 
     fn same_dtype(self, collective: Collective, input: DType, output: DType) -> Result<(), Error> {
-        let rank = self.rank;
+        let rank = self.shown;
         if output == input {
             return Ok(());
         }
@@ -319,7 +335,7 @@ impl Caller {
     }
 
     fn same_count(self, collective: Collective, input: usize, output: usize) -> Result<(), Error> {
-        let rank = self.rank;
+        let rank = self.shown;
         if output == input {
             return Ok(());
         }
@@ -339,7 +355,9 @@ impl Caller {
         output_numel: usize,
     ) -> Error {
         let Self {
-            rank, world_size, ..
+            shown: rank,
+            world_size,
+            ..
         } = self;
         Error::NumelDiffers {
             rank,
@@ -396,7 +414,7 @@ impl Caller {
     /// Whether segments are in a device's memory, where only the communicator can look at them.
     fn on_device(self, collective: Collective, device: Option<&dyn Any>) -> Result<bool, Error> {
         if device.is_some() && self.reach == Reach::Host {
-            let rank = self.rank;
+            let rank = self.shown;
             return Err(Error::DeviceSegments { rank, collective });
         }
         Ok(device.is_some())
@@ -419,7 +437,7 @@ impl Caller {
             return Ok(());
         }
         Err(Error::BadSegment {
-            rank: self.rank,
+            rank: self.shown,
             collective,
             segment,
             dtype,

@@ -251,6 +251,32 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Fails as described at [`Communicator`].
     fn barrier(&self) -> Result<(), Error>;
 
+    /// Makes sub-groups: one of the ranks of each color, which are numbered by `key`, and by their number here
+    /// where keys are equal. A rank without a color is in none. (`MPI_Comm_split`, `ncclCommSplit`.)
+    ///
+    /// A collective of this group that waits for all ranks, and counts as one `all_gather`. Sub-groups may be
+    /// split again, and a rank may be in sub-groups of several splits.
+    ///
+    /// # Ordering
+    ///
+    /// Collectives of a sub-group are combined in the order of its own ranks, and numbered on their own. Where
+    /// groups share ranks, these have to start the collectives of all of them in one order, as if they were of
+    /// one group.
+    ///
+    /// # Errors
+    ///
+    /// Refuses if the communicator has no sub-groups. Fails as described at [`Communicator`]. Errors of a
+    /// sub-group are [`Error::SubGroup`]; its failure poisons the group that was split, and the other way round.
+    /// A sub-group begins with this group's deadline; its traffic counts here as well.
+    fn split(
+        &self,
+        color: Option<usize>,
+        key: usize,
+    ) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let _ = (color, key);
+        Err(Error::CannotSplit { rank: self.rank() })
+    }
+
     /// Starts a collective that moves nothing: it is over once every rank has announced the same call.
     ///
     /// For communicators that move data by other means and let this one compare calls, notice ranks

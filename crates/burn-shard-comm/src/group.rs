@@ -73,6 +73,39 @@ impl ProcessGroup {
         self.communicator.set_deadline(deadline);
     }
 
+    /// The sub-group of the ranks that call this with the same `color`, in the order of `key`, and of their
+    /// ranks where keys are equal; none for a rank without a color. A collective.
+    ///
+    /// # Examples
+    ///
+    /// Rows and columns of a mesh of 2 x 2 ranks:
+    ///
+    /// ```
+    /// # use burn_shard_comm::{Error, ProcessGroup, ReduceOp};
+    /// # fn main() -> Result<(), Error> {
+    /// ProcessGroup::spawn(4, |group| -> Result<(), Error> {
+    ///     let (row, column) = (group.rank() / 2, group.rank() % 2);
+    ///     let rows = group.split(Some(row), column)?.expect("every rank has a row");
+    ///     let columns = group.split(Some(column), row)?.expect("every rank has a column");
+    ///     let mut value = [group.rank() as f32];
+    ///     rows.all_reduce(&mut value, ReduceOp::Sum)?;
+    ///     assert_eq!(value, [[1.0], [5.0]][row]);
+    ///     columns.all_reduce(&mut value, ReduceOp::Sum)?;
+    ///     assert_eq!(value, [6.0]);
+    ///     Ok(())
+    /// })?
+    /// .into_iter()
+    /// .collect()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// See [`Communicator::split`].
+    pub fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Self>, Error> {
+        Ok(self.communicator.split(color, key)?.map(Self::new))
+    }
+
     /// Returns once every rank has called it.
     ///
     /// # Errors

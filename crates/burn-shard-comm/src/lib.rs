@@ -89,6 +89,7 @@ mod rendezvous;
 mod segments;
 mod sockets;
 mod spawn;
+mod split;
 mod tcp;
 mod time;
 mod traffic;

@@ -3,7 +3,13 @@
 //! Collectives read the peers' buffers directly, so the only copies are the results. How ranks meet
 //! is told in `hub.rs`, how threads are started in `spawn.rs`.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 
@@ -15,6 +21,7 @@ use crate::{
     parallel,
     reduce::reduce,
     segments::{SegmentLayout, Segments, SegmentsMut},
+    split::{Counter, Members},
     traffic::Traffic,
 };
 
@@ -24,24 +31,55 @@ pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_secs(5 * 60);
 /// One rank of a group of threads.
 #[derive(Debug)]
 pub(crate) struct LocalCommunicator {
-    hub: Arc<Hub>,
-    rank: usize,
+    place: Arc<Place>,
     deadline: Mutex<Duration>,
-    traffic: Mutex<Traffic>,
+    counter: Arc<Counter>,
+    /// Number of the next split.
+    splits: AtomicU64,
+}
+
+/// A rank's place in a hub, which it leaves when the last communicator there, or in a sub-group, is dropped.
+#[derive(Debug)]
+struct Place {
+    hub: Arc<Hub>,
+    members: Members,
+    _split_from: Option<Arc<Self>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.hub.leave(self.members.rank);
+    }
 }
 
 impl LocalCommunicator {
     pub(crate) fn new(hub: Arc<Hub>, rank: usize, deadline: Duration) -> Self {
-        Self {
+        let members = Members::root(rank, hub.world_size());
+        let place = Place {
             hub,
-            rank,
+            members,
+            _split_from: None,
+        };
+        Self::at(place, deadline, Arc::default())
+    }
+
+    fn at(place: Place, deadline: Duration, counter: Arc<Counter>) -> Self {
+        Self {
+            place: Arc::new(place),
             deadline: Mutex::new(deadline),
-            traffic: Mutex::default(),
+            counter,
+            splits: AtomicU64::new(0),
         }
     }
 
-    fn caller(&self) -> Caller {
-        Caller::host(self.rank, self.world_size())
+    fn hub(&self) -> &Arc<Hub> {
+        &self.place.hub
+    }
+
+    /// Checks arguments, and names the group if they are refused.
+    fn checked(&self, check: impl FnOnce(Caller) -> Result<Call, Error>) -> Result<Call, Error> {
+        let members = &self.place.members;
+        check(Caller::member(members)).map_err(|error| members.named(error))
     }
 
     fn start(&self, call: Call, input: Input) -> Result<Box<dyn Work>, Error> {
@@ -51,18 +89,18 @@ impl LocalCommunicator {
 
     fn post(&self, call: Call, input: Input) -> Result<Posted, Error> {
         let posted = self.announced(call, input)?;
-        self.traffic
-            .lock()
-            .record(&posted.call, self.rank, self.world_size());
+        self.counter.record(&posted.call, &self.place.members);
         Ok(posted)
     }
 
     fn announced(&self, call: Call, input: Input) -> Result<Posted, Error> {
-        let slot = self.hub.post(self.rank, call.clone(), input)?;
+        let members = self.place.members.clone();
+        let posted = self.hub().post(&members, call.clone(), input);
+        let slot = posted.map_err(|error| members.named(error))?;
         let deadline = self.deadline();
         Ok(Posted {
-            hub: Arc::clone(&self.hub),
-            caller: self.caller(),
+            hub: Arc::clone(self.hub()),
+            members,
             call,
             slot,
             deadline,
@@ -70,19 +108,13 @@ impl LocalCommunicator {
     }
 }
 
-impl Drop for LocalCommunicator {
-    fn drop(&mut self) {
-        self.hub.leave(self.rank);
-    }
-}
-
 impl Communicator for LocalCommunicator {
     fn rank(&self) -> usize {
-        self.rank
+        self.place.members.rank
     }
 
     fn world_size(&self) -> usize {
-        self.hub.world_size()
+        self.place.members.world_size()
     }
 
     fn deadline(&self) -> Duration {
@@ -98,7 +130,8 @@ impl Communicator for LocalCommunicator {
         input: Arc<dyn Segments>,
         numels: &[usize],
     ) -> Result<Box<dyn Work>, Error> {
-        self.start(self.caller().all_gather(&*input, numels)?, Some(input))
+        let call = self.checked(|caller| caller.all_gather(&*input, numels))?;
+        self.start(call, Some(input))
     }
 
     fn reduce_scatter(
@@ -107,18 +140,14 @@ impl Communicator for LocalCommunicator {
         op: ReduceOp,
     ) -> Result<Box<dyn Work>, Error> {
         let collective = Collective::ReduceScatter;
-        self.start(
-            self.caller().reduction(collective, &*input, op)?,
-            Some(input),
-        )
+        let call = self.checked(|caller| caller.reduction(collective, &*input, op))?;
+        self.start(call, Some(input))
     }
 
     fn all_reduce(&self, input: Arc<dyn Segments>, op: ReduceOp) -> Result<Box<dyn Work>, Error> {
         let collective = Collective::AllReduce;
-        self.start(
-            self.caller().reduction(collective, &*input, op)?,
-            Some(input),
-        )
+        let call = self.checked(|caller| caller.reduction(collective, &*input, op))?;
+        self.start(call, Some(input))
     }
 
     fn broadcast(
@@ -127,7 +156,7 @@ impl Communicator for LocalCommunicator {
         layout: SegmentLayout,
         root: usize,
     ) -> Result<Box<dyn Work>, Error> {
-        let call = self.caller().broadcast(input.as_deref(), layout, root)?;
+        let call = self.checked(|caller| caller.broadcast(input.as_deref(), layout, root))?;
         self.start(call, input)
     }
 
@@ -140,19 +169,39 @@ impl Communicator for LocalCommunicator {
         Ok(Box::new(Announcement { posted }))
     }
 
+    fn split(
+        &self,
+        color: Option<usize>,
+        key: usize,
+    ) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let number = self.splits.fetch_add(1, Ordering::Relaxed);
+        let members = self.place.members.split(self, color, key)?;
+        Ok(color.zip(members).map(|(color, members)| {
+            let ranks = Arc::clone(&members.ranks);
+            let place = Place {
+                hub: self.hub().enter(number, color, ranks),
+                members,
+                _split_from: Some(Arc::clone(&self.place)),
+            };
+            let counter = Counter::split_from(&self.counter);
+            Arc::new(Self::at(place, self.deadline(), counter)) as _
+        }))
+    }
+
     fn failure(&self) -> Option<Arc<Error>> {
-        self.hub.failure()
+        self.hub().failure()
     }
 
     fn abort(&self, reason: &str) {
-        self.hub.fail(Error::Aborted {
-            rank: self.rank,
+        let members = &self.place.members;
+        self.hub().fail(members.named(Error::Aborted {
+            rank: members.root_rank(),
             reason: reason.to_owned(),
-        });
+        }));
     }
 
     fn traffic(&self) -> Traffic {
-        *self.traffic.lock()
+        self.counter.traffic()
     }
 }
 
@@ -163,18 +212,17 @@ fn bytes_of(input: &Input, segment: usize) -> Option<&[u8]> {
 /// A collective this rank has posted.
 struct Posted {
     hub: Arc<Hub>,
-    caller: Caller,
+    members: Members,
     call: Call,
     slot: Arc<Slot>,
     deadline: Duration,
 }
 
 impl Posted {
-    fn waiter(&self) -> Waiter {
-        let (rank, collective) = (self.caller.rank, self.call.collective);
+    fn waiter(&self) -> Waiter<'_> {
         Waiter {
-            rank,
-            collective,
+            members: &self.members,
+            collective: self.call.collective,
             deadline: self.deadline,
         }
     }
@@ -218,7 +266,7 @@ impl Work for Started {
             if pieces.released() {
                 return Ok(());
             }
-            if pieces.work(posted.caller.rank) {
+            if pieces.work(posted.members.rank) {
                 posted.hub.wake();
             } else {
                 posted
@@ -231,8 +279,9 @@ impl Work for Started {
 
     fn finish(mut self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
         self.wait()?;
-        let Posted { caller, call, .. } = &self.posted;
-        caller.output(call, output)?;
+        let Posted { members, call, .. } = &self.posted;
+        let fits = Caller::member(members).output(call, output);
+        fits.map_err(|error| members.named(error))?;
         let inputs = match self.posted.outcome()? {
             Outcome::Pieces(pieces) => {
                 pieces.copy_out(output);
@@ -243,7 +292,7 @@ impl Work for Started {
         };
         match (call.collective, call.root) {
             (Collective::AllGather, _) => gather(inputs, output),
-            (Collective::ReduceScatter, _) => reduce_scatter(*caller, call, inputs, output),
+            (Collective::ReduceScatter, _) => reduce_scatter(members, call, inputs, output),
             (Collective::Broadcast, Some(root)) => {
                 for segment in 0..output.count() {
                     let source = bytes_of(&inputs[root], segment);
@@ -269,10 +318,8 @@ fn gather(inputs: &[Input], output: &mut dyn SegmentsMut) {
     }
 }
 
-fn reduce_scatter(caller: Caller, call: &Call, inputs: &[Input], output: &mut dyn SegmentsMut) {
-    let Caller {
-        rank, world_size, ..
-    } = caller;
+fn reduce_scatter(members: &Members, call: &Call, inputs: &[Input], output: &mut dyn SegmentsMut) {
+    let (rank, world_size) = (members.rank, members.world_size());
     let (dtype, op) = (output.dtype(), call.op.unwrap_or(ReduceOp::Sum));
     let size_bytes = dtype.size_bytes();
     for (segment, &numel) in call.numels.iter().enumerate() {

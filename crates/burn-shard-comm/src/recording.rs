@@ -42,7 +42,7 @@ pub struct Recording {
     inner: Arc<dyn Communicator>,
     delays: Option<Arc<Delays>>,
     fail_call: Option<u64>,
-    calls: Mutex<Vec<Call>>,
+    calls: Arc<Mutex<Vec<Call>>>,
 }
 
 impl Recording {
@@ -53,7 +53,7 @@ impl Recording {
             inner,
             delays: None,
             fail_call: None,
-            calls: Mutex::default(),
+            calls: Arc::default(),
         }
     }
 
@@ -207,6 +207,23 @@ impl Communicator for Recording {
     fn barrier(&self) -> Result<(), Error> {
         self.note(Caller::barrier())?;
         self.inner.barrier()
+    }
+
+    /// Sub-groups are noted, delayed and failed together with this one.
+    fn split(
+        &self,
+        color: Option<usize>,
+        key: usize,
+    ) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let inner = self.inner.split(color, key)?;
+        Ok(inner.map(|inner| {
+            Arc::new(Self {
+                inner,
+                delays: self.delays.clone(),
+                fail_call: self.fail_call,
+                calls: Arc::clone(&self.calls),
+            }) as _
+        }))
     }
 
     fn announce(&self, call: Call) -> Result<Box<dyn Work>, Error> {

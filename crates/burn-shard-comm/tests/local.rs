@@ -28,6 +28,7 @@ impl Launcher for Threads {
 }
 
 burn_shard_comm::conformance_tests!(Threads { per_rank: 1 });
+burn_shard_comm::sub_group_tests!(Threads { per_rank: 1 });
 
 #[test]
 fn results_do_not_depend_on_the_threads_of_a_rank() {

@@ -18,6 +18,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 burn_shard_comm::conformance_tests!(Memory);
+burn_shard_comm::sub_group_tests!(Memory);
 
 /// What a rank ends with after a random program that is the same on all ranks, data apart.
 fn random_program(group: &ProcessGroup, seed: u64) -> Vec<Vec<u8>> {

@@ -27,12 +27,20 @@ fn step(group: &ProcessGroup, round: usize) -> Result<(), Error> {
     let numel = [3, 700, 30_000][round % 3];
     let input = Arc::new(OwnedSegments(vec![vec![1.0f32; numel]; 2]));
     let scatter = communicator.reduce_scatter(input.clone(), ReduceOp::Sum)?;
+    let gather = communicator.all_gather(input.clone(), &[numel * world_size; 2])?;
+    let half = group.split(Some(group.rank() % 2), 0)?;
+    let half = half.expect("every rank should have a color");
+    half.all_reduce(&mut vec![1.0f32; numel], ReduceOp::Max)?;
     let mut full = vec![0u8; numel];
     group.all_gather(&vec![1u8; numel.div_ceil(world_size)], &mut full)?;
     let mut reduce = communicator.all_reduce(input, ReduceOp::Mean)?;
     group.broadcast(&mut full, round % world_size)?;
     reduce.wait()?;
     group.barrier()?;
+    gather.finish(&mut OwnedSegments(vec![
+        vec![0.0f32; numel * world_size];
+        2
+    ]))?;
     scatter.finish(&mut OwnedSegments(vec![
         vec![
             0.0f32;

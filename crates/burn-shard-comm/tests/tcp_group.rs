@@ -39,6 +39,7 @@ fn tcp<R: Send>(world_size: usize, f: impl Fn(ProcessGroup) -> R + Sync) -> Vec<
 }
 
 burn_shard_comm::conformance_tests!(Tcp);
+burn_shard_comm::sub_group_tests!(Tcp);
 
 #[test]
 fn results_have_the_bits_of_ranks_that_are_threads() {

@@ -14,13 +14,19 @@
 )]
 
 mod failures;
+mod flight;
 mod memory;
 mod probe;
 mod results;
+mod sub_groups;
 
 pub use failures::{
     a_failed_call_reaches_every_rank, an_abort_reaches_every_rank, announcements_are_compared,
     mismatches_are_told_to_every_rank, refusals_leave_the_group_usable,
+};
+pub use flight::{
+    all_kinds_may_be_in_flight_together, mismatches_say_what_the_elements_are,
+    what_is_in_flight_ends_with_the_group,
 };
 pub use memory::MemoryTransport;
 pub use results::{
@@ -28,6 +34,13 @@ pub use results::{
     bytes_of_any_length_travel, collectives_match_a_naive_reference,
     large_buffers_match_a_naive_reference, lists_may_mix_lengths, results_do_not_depend_on_timing,
     traffic_follows_from_the_lengths, unfinished_collectives_may_be_finished_in_any_order,
+};
+
+pub use sub_groups::{
+    a_mismatch_in_a_sub_group_poisons_all, a_sub_group_fails_with_its_parent,
+    keys_order_a_sub_group, meshes_sum_in_rows_and_then_in_columns,
+    refusals_of_a_sub_group_name_it, siblings_do_different_things, sub_groups_pass_the_suite,
+    traffic_of_a_sub_group_counts_in_its_parent,
 };
 
 use probe::{Probe, bits, reduced, values};
@@ -73,6 +86,9 @@ macro_rules! conformance_tests {
             bytes_of_any_length_travel,
             a_deadline_can_be_set,
             announcements_are_compared,
+            all_kinds_may_be_in_flight_together,
+            what_is_in_flight_ends_with_the_group,
+            mismatches_say_what_the_elements_are,
         );
     };
     (@each $launcher:expr; $($name:ident),* $(,)?) => {$(
@@ -81,6 +97,23 @@ macro_rules! conformance_tests {
             $crate::conformance::$name(&$launcher);
         }
     )*};
+}
+
+/// As [`conformance_tests!`](crate::conformance_tests), for communicators that can be split.
+#[macro_export]
+macro_rules! sub_group_tests {
+    ($launcher:expr) => {
+        $crate::conformance_tests!(@each $launcher;
+            meshes_sum_in_rows_and_then_in_columns,
+            keys_order_a_sub_group,
+            siblings_do_different_things,
+            traffic_of_a_sub_group_counts_in_its_parent,
+            a_mismatch_in_a_sub_group_poisons_all,
+            a_sub_group_fails_with_its_parent,
+            refusals_of_a_sub_group_name_it,
+            sub_groups_pass_the_suite,
+        );
+    };
 }
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min];

@@ -214,7 +214,7 @@ pub enum Error {
     },
 
     /// Failure: the ranks did not call the same collective; every rank gets this.
-    #[error("rank {rank}: ranks disagree on collective #{sequence}: {}", describe(.calls))]
+    #[error("rank {rank}: ranks disagree on collective #{sequence}: {}", describe(.calls.iter().enumerate()))]
     Mismatch {
         /// The rank that returns the error.
         rank: usize,
@@ -334,6 +334,25 @@ pub enum Error {
         message: String,
     },
 
+    /// Refusal or failure of a sub-group, as [`Communicator::split`](crate::Communicator::split) makes them.
+    #[error("{} (in the sub-group of color {color}, ranks {ranks:?})", with_ranks(.error, .ranks))]
+    SubGroup {
+        /// The color that its ranks have split with.
+        color: usize,
+        /// Its ranks in order, as the group numbers them that all sub-groups come from. So do ranks in `error`.
+        ranks: Arc<[usize]>,
+        /// What went wrong.
+        #[source]
+        error: Arc<Error>,
+    },
+
+    /// Refusal: the communicator has no sub-groups.
+    #[error("rank {rank}: this communicator cannot be split into sub-groups")]
+    CannotSplit {
+        /// The rank that was refused.
+        rank: usize,
+    },
+
     /// Failure: the group was poisoned before this call.
     #[error("rank {rank}: {collective} in a poisoned group: {cause}")]
     Poisoned {
@@ -359,14 +378,28 @@ impl From<RendezvousError> for Error {
     }
 }
 
-fn describe(calls: &[Call]) -> String {
+/// The text of `error`, where what a sub-group's ranks called has the numbers of `ranks`.
+pub(crate) fn with_ranks(error: &Error, ranks: &[usize]) -> String {
+    match error {
+        Error::Mismatch {
+            rank,
+            sequence,
+            calls,
+        } => format!(
+            "rank {rank}: ranks disagree on collective #{sequence}: {}",
+            describe(ranks.iter().copied().zip(&**calls))
+        ),
+        other => other.to_string(),
+    }
+}
+
+fn describe<'a>(calls: impl Iterator<Item = (usize, &'a Call)> + Clone) -> String {
     let parts: Vec<String> = calls
-        .iter()
-        .enumerate()
+        .clone()
         .map(|(rank, call)| format!("rank {rank}: {call}"))
         .collect();
     let mut text = parts.join("; ");
-    if calls.iter().any(|call| !call.description.is_empty()) {
+    if calls.clone().any(|(_, call)| !call.description.is_empty()) {
         text.push_str(
             " (usual cause: a forward, backward, step or read that only some of the ranks ran, or a branch that depends on a rank's data)",
         );

@@ -1,12 +1,15 @@
 //! What kind of error it is: refusal or failure, first cause or consequence.
 
+use std::sync::Arc;
+
 use super::Error;
 
 impl Error {
     /// Whether the group is as usable as before.
     #[must_use]
-    pub const fn is_refusal(&self) -> bool {
+    pub fn is_refusal(&self) -> bool {
         match self {
+            Self::SubGroup { error, .. } => error.is_refusal(),
             Self::NoRanks
             | Self::NoLauncher
             | Self::Placement(_)
@@ -21,7 +24,8 @@ impl Error {
             | Self::BadSegment { .. }
             | Self::DeviceSegments { .. }
             | Self::OtherDevice { .. }
-            | Self::UnsupportedDType { .. } => true,
+            | Self::UnsupportedDType { .. }
+            | Self::CannotSplit { .. } => true,
             Self::Backend { .. }
             | Self::Rendezvous(_)
             | Self::Mismatch { .. }
@@ -41,21 +45,47 @@ impl Error {
     /// The error this one follows from, or itself: what poisoned the group.
     #[must_use]
     pub fn root_cause(&self) -> &Self {
-        let mut error = self;
-        while let Self::Interrupted { cause, .. } | Self::Poisoned { cause, .. } = error {
-            error = cause;
+        self.root_cause_in().1
+    }
+
+    /// As [`Error::root_cause`], with the color and ranks of the sub-group it happened in.
+    pub(crate) fn root_cause_in(&self) -> (Option<(usize, &Arc<[usize]>)>, &Self) {
+        let (mut group, mut error) = (None, self);
+        loop {
+            match error {
+                Self::Interrupted { cause, .. } | Self::Poisoned { cause, .. } => {
+                    (group, error) = (None, cause);
+                }
+                Self::SubGroup {
+                    color,
+                    ranks,
+                    error: inner,
+                } => (group, error) = (Some((*color, ranks)), inner),
+                _ => return (group, error),
+            }
         }
-        error
+    }
+
+    /// `error` in the sub-group in which this one happened.
+    pub(crate) fn in_the_same_group(&self, error: Self) -> Self {
+        match self.root_cause_in().0 {
+            Some((color, ranks)) => Self::SubGroup {
+                color,
+                ranks: Arc::clone(ranks),
+                error: Arc::new(error),
+            },
+            None => error,
+        }
     }
 
     /// The rank on which a failure began, if it began on one.
-    pub(crate) const fn origin(&self) -> Option<usize> {
+    pub(crate) fn origin(&self) -> Option<usize> {
         if let Self::Backend { rank, .. }
         | Self::Deadline { rank, .. }
         | Self::RankLeft { rank, .. }
         | Self::Aborted { rank, .. }
         | Self::RankPanicked { rank, .. }
-        | Self::Injected { rank, .. } = self
+        | Self::Injected { rank, .. } = self.root_cause_in().1
         {
             Some(*rank)
         } else {

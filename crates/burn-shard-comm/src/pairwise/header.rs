@@ -11,6 +11,7 @@ use siphasher::sip128::SipHasher13;
 
 use super::{
     desk::Slots,
+    group::Group,
     line::{Failure, Line},
     words::{
         CALL_BYTES, TEXT_BYTES, VERSION, decode_call, encode_call, encode_call_bounded, shortened,
@@ -28,7 +29,11 @@ const MAGIC: [u8; 4] = [b'B', b'S', b'P', VERSION];
 /// One rank's part in a collective.
 #[derive(Clone, Copy)]
 pub(super) struct Numbered<'a> {
+    /// Whose turn it is, among all collectives of this rank.
+    pub(super) ticket: u64,
+    /// Number of the collective in its group.
     pub(super) sequence: u64,
+    pub(super) group: &'a Group,
     pub(super) call: &'a Call,
     /// None: an announcement, a barrier, or a broadcast that this rank receives.
     pub(super) input: Option<&'a dyn Segments>,
@@ -40,8 +45,10 @@ struct Header {
     inline_bytes: u32,
     /// Bytes of the encoded call, should ranks disagree.
     call_bytes: u32,
+    /// Number of the group.
+    group: u32,
     sequence: u64,
-    /// Of the encoded call.
+    /// Hash of the encoded call.
     hash: [u8; 16],
 }
 
@@ -51,6 +58,7 @@ impl Header {
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..8].copy_from_slice(&self.inline_bytes.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.call_bytes.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.group.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[24..].copy_from_slice(&self.hash);
         bytes
@@ -70,6 +78,7 @@ impl Header {
         let header = Self {
             inline_bytes: u32_at(0),
             call_bytes: u32_at(4),
+            group: u32_at(8),
             sequence: u64::from_le_bytes(rest[12..20].try_into().expect("8 bytes should be 8")),
             hash: rest[20..].try_into().expect("16 bytes should be 16"),
         };
@@ -90,7 +99,12 @@ pub(super) fn agree(
     inline: impl Fn(usize) -> Vec<u8>,
     inbox: &mut Slots<'_>,
 ) -> Result<(), Failure> {
-    let Numbered { sequence, call, .. } = numbered;
+    let Numbered {
+        sequence,
+        group,
+        call,
+        ..
+    } = numbered;
     let written = encode_call(call);
     let hash = SipHasher13::new_with_key(b"burn-shard calls").hash(&written);
     let written = if written.len() > CALL_BYTES {
@@ -101,10 +115,11 @@ pub(super) fn agree(
     let mine = Header {
         inline_bytes: 0,
         call_bytes: to_u32(written.len()),
+        group: group.number,
         sequence,
         hash: hash.as_u128().to_le_bytes(),
     };
-    let mut others: Vec<usize> = line.rounds().map(|(_, from)| from).collect();
+    let mut others = group.members.others();
     others.sort_unstable();
     line.begin(others);
     for (to, _) in line.rounds() {
@@ -126,22 +141,23 @@ pub(super) fn agree(
     for (_, from) in line.rounds() {
         let mut bytes = [0; HEADER_BYTES];
         line.receive(from, &mut bytes)?;
-        let header = Header::decode(&bytes).map_err(|message| Failure::OutOfStep {
-            peer: from,
-            message,
-        })?;
+        let peer = line.peer(from);
+        let header =
+            Header::decode(&bytes).map_err(|message| Failure::OutOfStep { peer, message })?;
+        if header.group != group.number {
+            let message = "sent the header of another group's collective (ranks have to start the collectives of all their groups in one order)".to_owned();
+            return Err(Failure::OutOfStep { peer, message });
+        }
         if header.sequence != sequence {
             let found = header.sequence;
-            return Err(Failure::OutOfStep {
-                peer: from,
-                message: format!("sent the header of collective #{found}, expected #{sequence}"),
-            });
+            let message = format!("sent the header of collective #{found}, expected #{sequence}");
+            return Err(Failure::OutOfStep { peer, message });
         }
         if header.inline_bytes > 0 {
             line.receive(from, inbox.slot(from, to_usize(header.inline_bytes)))?;
         }
         headers[from] = header;
-        line.missing.retain(|&rank| rank != from);
+        line.missing.retain(|&rank| rank != peer);
     }
     if headers.iter().all(|header| header.hash == mine.hash) {
         return Ok(());
@@ -153,13 +169,18 @@ pub(super) fn agree(
     for (to, from) in line.rounds() {
         let mut theirs = vec![0; to_usize(headers[from].call_bytes)];
         line.exchange(to, &written, from, &mut theirs)?;
-        calls[from] = decode_call(&theirs).map_err(|message| Failure::OutOfStep {
-            peer: from,
-            message,
-        })?;
+        let peer = line.peer(from);
+        calls[from] =
+            decode_call(&theirs).map_err(|message| Failure::OutOfStep { peer, message })?;
     }
     for (to, from) in line.rounds() {
         calls[from].description = exchange_text(line, to, &description, from)?;
+    }
+    // Last words overtake data: nobody leaves before everybody has read all this.
+    for (to, from) in line.rounds() {
+        if line.exchange(to, &[1], from, &mut [0]).is_err() {
+            break;
+        }
     }
     Err(Failure::Mismatch(calls.into()))
 }
@@ -176,7 +197,7 @@ fn exchange_text(
     let bytes = to_usize(u32::from_le_bytes(length));
     if bytes > TEXT_BYTES {
         return Err(Failure::OutOfStep {
-            peer: from,
+            peer: line.peer(from),
             message: format!("sent a description of {bytes} bytes, expected at most {TEXT_BYTES}"),
         });
     }
@@ -202,6 +223,7 @@ mod tests {
         let header = Header {
             inline_bytes: 7,
             call_bytes: 1 << 20,
+            group: 0xfedc_ba98,
             sequence: u64::MAX - 3,
             hash: *b"0123456789abcdef",
         };

@@ -1,4 +1,4 @@
-//! The transport, as one collective sees it while it has its turn.
+//! The transport, as one collective sees it while it has its turn: with the rank numbers of its group.
 
 use std::{
     sync::{Arc, atomic::AtomicBool},
@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     call::Call,
+    split::Members,
     time::after,
     transport::{Fault, Limit, Transport},
 };
@@ -18,7 +19,7 @@ pub(super) enum Failure {
     Fault(Fault),
     /// The ranks called different things.
     Mismatch(Arc<[Call]>),
-    /// What a peer sent is not what ranks of this version send.
+    /// What a peer (as the transport numbers it) sent is not what ranks of this version send.
     OutOfStep { peer: usize, message: String },
 }
 
@@ -31,22 +32,25 @@ impl From<Fault> for Failure {
 #[derive(Debug)]
 pub(super) struct Line<'a> {
     transport: &'a mut dyn Transport,
+    members: &'a Members,
     deadline: Duration,
     cancelled: &'a AtomicBool,
     /// When the present wait began.
     pub(super) since: Instant,
-    /// Ranks it waits for.
+    /// Ranks it waits for, as the transport numbers them.
     pub(super) missing: Vec<usize>,
 }
 
 impl<'a> Line<'a> {
     pub(super) fn new(
         transport: &'a mut dyn Transport,
+        members: &'a Members,
         deadline: Duration,
         cancelled: &'a AtomicBool,
     ) -> Self {
         Self {
             transport,
+            members,
             deadline,
             cancelled,
             since: Instant::now(),
@@ -55,11 +59,11 @@ impl<'a> Line<'a> {
     }
 
     pub(super) fn rank(&self) -> usize {
-        self.transport.rank()
+        self.members.rank
     }
 
     pub(super) fn world_size(&self) -> usize {
-        self.transport.world_size()
+        self.members.world_size()
     }
 
     /// The other ranks as `(to, from)`, each once on either side: in round `k` this rank sends to the
@@ -72,6 +76,11 @@ impl<'a> Line<'a> {
                 (rank + world_size - k) % world_size,
             )
         })
+    }
+
+    /// The number that the transport gives to `rank` of the group.
+    pub(super) fn peer(&self, rank: usize) -> usize {
+        self.members.ranks[rank]
     }
 
     /// The transport itself, once the collective has failed.
@@ -98,10 +107,10 @@ impl<'a> Line<'a> {
         }
         self.missing.clear();
         if !receive.is_empty() {
-            self.missing.push(from);
+            self.missing.push(self.peer(from));
         }
-        if !send.is_empty() && !self.missing.contains(&to) {
-            self.missing.push(to);
+        if !send.is_empty() && !self.missing.contains(&self.peer(to)) {
+            self.missing.push(self.peer(to));
         }
         self.since = Instant::now();
         self.transfer(to, send, from, receive)
@@ -128,6 +137,7 @@ impl<'a> Line<'a> {
             at: after(self.since, self.deadline),
             cancelled: self.cancelled,
         };
+        let (to, from) = (self.peer(to), self.peer(from));
         Ok(self.transport.exchange(to, send, from, receive, limit)?)
     }
 }

@@ -18,6 +18,7 @@
 //! | `turns/` | one collective at a time, the progress thread, failure |
 //! | `work.rs` | collectives that are not finished |
 //! | `header.rs` | agreement before each collective |
+//! | `group.rs` | sub-groups |
 //! | `reductions.rs`, `copies.rs` | who sends what when |
 //! | `parts.rs`, `runs.rs` | which bytes |
 //! | `line.rs` | the transport during one collective |
@@ -27,6 +28,7 @@
 
 mod copies;
 mod desk;
+mod group;
 mod header;
 mod line;
 mod parts;
@@ -54,6 +56,7 @@ use crate::{
     transport::Transport,
 };
 
+use group::Group;
 use turns::Turns;
 use work::{Kind, Started};
 
@@ -89,9 +92,16 @@ const LINGER: Duration = Duration::from_secs(5);
 /// dropped because of a panic, the others fail with [`Error::RankPanicked`].
 #[derive(Debug)]
 pub struct Pairwise {
+    handle: Arc<Handle>,
+    group: Arc<Group>,
+    deadline: Mutex<Duration>,
+}
+
+/// What a rank's group and its sub-groups share; the rank leaves with the last of them.
+#[derive(Debug)]
+struct Handle {
     turns: Arc<Turns>,
     progress: Option<ThreadId>,
-    deadline: Mutex<Duration>,
 }
 
 impl Pairwise {
@@ -100,8 +110,8 @@ impl Pairwise {
     /// If the system has no thread left, the group is poisoned with [`Error::Threads`] from the start.
     #[must_use]
     pub fn new(transport: impl Transport, deadline: Duration) -> Self {
+        let (rank, world_size) = (transport.rank(), transport.world_size());
         let turns = Turns::new(transport);
-        let rank = turns.rank;
         let theirs = Arc::clone(&turns);
         let progress = thread::Builder::new()
             .name(format!("rank {rank} progress"))
@@ -118,29 +128,40 @@ impl Pairwise {
             }
         };
         Self {
-            turns,
-            progress,
+            handle: Arc::new(Handle { turns, progress }),
+            group: Arc::new(Group::new(rank, world_size)),
             deadline: Mutex::new(deadline),
         }
     }
 
-    fn caller(&self) -> Caller {
-        Caller::host(self.rank(), self.world_size())
+    /// Checks arguments, and names the group if they are refused.
+    fn checked(&self, check: impl FnOnce(Caller) -> Result<Call, Error>) -> Result<Call, Error> {
+        let members = &self.group.members;
+        check(Caller::member(members)).map_err(|error| members.named(error))
     }
 
     fn start(&self, call: Call, input: Option<Arc<dyn Segments>>) -> Result<Box<dyn Work>, Error> {
-        let work = Started::new(&self.turns, call, Kind::Exchange, self.deadline(), input)?;
-        Ok(Box::new(work))
+        Ok(Box::new(self.queue(call, Kind::Exchange, input)?))
+    }
+
+    fn queue(
+        &self,
+        call: Call,
+        kind: Kind,
+        input: Option<Arc<dyn Segments>>,
+    ) -> Result<Started, Error> {
+        let (turns, deadline) = (&self.handle.turns, self.deadline());
+        Started::new(turns, &self.group, call, kind, deadline, input)
     }
 }
 
 impl Communicator for Pairwise {
     fn rank(&self) -> usize {
-        self.turns.rank
+        self.group.members.rank
     }
 
     fn world_size(&self) -> usize {
-        self.turns.world_size
+        self.group.members.world_size()
     }
 
     fn deadline(&self) -> Duration {
@@ -156,7 +177,8 @@ impl Communicator for Pairwise {
         input: Arc<dyn Segments>,
         numels: &[usize],
     ) -> Result<Box<dyn Work>, Error> {
-        self.start(self.caller().all_gather(&*input, numels)?, Some(input))
+        let call = self.checked(|caller| caller.all_gather(&*input, numels))?;
+        self.start(call, Some(input))
     }
 
     fn reduce_scatter(
@@ -165,18 +187,14 @@ impl Communicator for Pairwise {
         op: ReduceOp,
     ) -> Result<Box<dyn Work>, Error> {
         let collective = Collective::ReduceScatter;
-        self.start(
-            self.caller().reduction(collective, &*input, op)?,
-            Some(input),
-        )
+        let call = self.checked(|caller| caller.reduction(collective, &*input, op))?;
+        self.start(call, Some(input))
     }
 
     fn all_reduce(&self, input: Arc<dyn Segments>, op: ReduceOp) -> Result<Box<dyn Work>, Error> {
         let collective = Collective::AllReduce;
-        self.start(
-            self.caller().reduction(collective, &*input, op)?,
-            Some(input),
-        )
+        let call = self.checked(|caller| caller.reduction(collective, &*input, op))?;
+        self.start(call, Some(input))
     }
 
     fn broadcast(
@@ -185,7 +203,7 @@ impl Communicator for Pairwise {
         layout: SegmentLayout,
         root: usize,
     ) -> Result<Box<dyn Work>, Error> {
-        let call = self.caller().broadcast(input.as_deref(), layout, root)?;
+        let call = self.checked(|caller| caller.broadcast(input.as_deref(), layout, root))?;
         self.start(call, input)
     }
 
@@ -194,33 +212,49 @@ impl Communicator for Pairwise {
     }
 
     fn announce(&self, call: Call) -> Result<Box<dyn Work>, Error> {
-        let work = Started::new(&self.turns, call, Kind::Announcement, self.deadline(), None)?;
-        Ok(Box::new(work))
+        Ok(Box::new(self.queue(call, Kind::Announcement, None)?))
+    }
+
+    fn split(
+        &self,
+        color: Option<usize>,
+        key: usize,
+    ) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let number = self.group.begin_split();
+        let members = self.group.members.split(self, color, key)?;
+        Ok(color.zip(members).map(|(color, members)| {
+            Arc::new(Self {
+                handle: Arc::clone(&self.handle),
+                group: Arc::new(self.group.sub_group(number, color, members)),
+                deadline: Mutex::new(self.deadline()),
+            }) as _
+        }))
     }
 
     fn failure(&self) -> Option<Arc<Error>> {
-        self.turns.failure()
+        self.handle.turns.failure()
     }
 
     fn abort(&self, reason: &str) {
-        self.turns.fail(Error::Aborted {
-            rank: self.rank(),
+        let members = &self.group.members;
+        self.handle.turns.fail(members.named(Error::Aborted {
+            rank: members.root_rank(),
             reason: reason.to_owned(),
-        });
+        }));
     }
 
     fn traffic(&self) -> Traffic {
-        self.turns.traffic()
+        self.group.counter.traffic()
     }
 }
 
-impl Drop for Pairwise {
+impl Drop for Handle {
     fn drop(&mut self) {
         let own_thread = Some(thread::current().id()) == self.progress;
         if thread::panicking() {
             // What it says goes to the panic hook alone.
             self.turns.fail(Error::RankPanicked {
-                rank: self.rank(),
+                rank: self.turns.rank,
                 message: "its own output says why".to_owned(),
             });
         }

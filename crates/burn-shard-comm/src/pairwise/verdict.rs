@@ -41,7 +41,8 @@ pub(super) fn first_word(failure: Failure, transport: &mut dyn Transport) -> Fai
 pub(super) fn verdict(statements: &[Error]) -> Option<Error> {
     let waits = |asked: usize| {
         let mut statements = statements.iter();
-        statements.any(|said| matches!(said, Error::Deadline { rank, .. } if *rank == asked))
+        statements
+            .any(|said| matches!(said.root_cause(), Error::Deadline { rank, .. } if *rank == asked))
     };
     statements.iter().find_map(|said| {
         let Error::Deadline {
@@ -50,18 +51,20 @@ pub(super) fn verdict(statements: &[Error]) -> Option<Error> {
             sequence,
             waited,
             missing,
-        } = said
+        } = said.root_cause()
         else {
             return None;
         };
         let silent = missing.iter().copied().filter(|&rank| !waits(rank));
         let missing: Vec<usize> = silent.collect();
-        (!missing.is_empty()).then_some(Error::Deadline {
-            rank: *rank,
-            collective: *collective,
-            sequence: *sequence,
-            waited: *waited,
-            missing,
+        (!missing.is_empty()).then(|| {
+            said.in_the_same_group(Error::Deadline {
+                rank: *rank,
+                collective: *collective,
+                sequence: *sequence,
+                waited: *waited,
+                missing,
+            })
         })
     })
 }

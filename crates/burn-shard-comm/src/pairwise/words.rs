@@ -3,7 +3,7 @@
 //! A failing rank leaves with *words*: the first cause it knows of, so that all ranks name the same
 //! one. Ranks that disagree send each other their whole [`Call`]s.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::{
     call::Call,
     communicator::{Collective, ReduceOp},
     dtype::DType,
-    error::Error,
+    error::{Error, with_ranks},
 };
 
 /// Version of what travels between ranks; ranks of other versions are refused.
@@ -25,6 +25,9 @@ const RANKS: usize = 256;
 pub(super) const CALL_BYTES: usize = 1 << 20;
 /// Most segments of an encoded call, so that it is never longer; the rest is left out.
 const SEGMENTS: usize = CALL_BYTES / 10 - 10;
+
+/// Color and ranks of the sub-group that words are about.
+type InGroup = Option<(usize, Vec<usize>)>;
 
 #[derive(Serialize, Deserialize)]
 enum Words {
@@ -67,7 +70,8 @@ enum Words {
     reason = "what is not told as itself is told as a text"
 )]
 pub(super) fn encode(rank: usize, error: &Error) -> Vec<u8> {
-    let words = match error.root_cause() {
+    let (group, cause) = error.root_cause_in();
+    let words = match cause {
         Error::Deadline {
             rank,
             collective,
@@ -120,11 +124,18 @@ pub(super) fn encode(rank: usize, error: &Error) -> Vec<u8> {
         },
         other => Words::Aborted {
             rank,
-            reason: shortened(&other.to_string()),
+            reason: shortened(&match group {
+                Some((_, ranks)) => with_ranks(other, ranks),
+                None => other.to_string(),
+            }),
         },
     };
     let mut bytes = vec![VERSION];
-    bytes.extend(postcard::to_stdvec(&words).expect("words should be encodable"));
+    let group = group.map(|(color, ranks)| {
+        let ranks: Vec<usize> = ranks.iter().copied().take(RANKS).collect();
+        (color, ranks)
+    });
+    bytes.extend(postcard::to_stdvec(&(group, words)).expect("words should be encodable"));
     bytes
 }
 
@@ -135,8 +146,8 @@ pub(super) fn decode(rank: usize, peer: usize, bytes: &[u8]) -> Error {
         peer,
         message: format!("left with words that mean nothing here: {what}"),
     };
-    let words = match bytes.split_first() {
-        Some((&VERSION, rest)) => match postcard::from_bytes(rest) {
+    let (group, words) = match bytes.split_first() {
+        Some((&VERSION, rest)) => match postcard::from_bytes::<(InGroup, Words)>(rest) {
             Ok(words) => words,
             Err(error) => return unknown(format!("{error} ({} bytes)", bytes.len())),
         },
@@ -147,7 +158,7 @@ pub(super) fn decode(rank: usize, peer: usize, bytes: &[u8]) -> Error {
         let known = Collective::ALL.get(usize::from(collective)).copied();
         known.unwrap_or(Collective::Barrier)
     };
-    match words {
+    let error = match words {
         Words::Deadline {
             rank,
             collective,
@@ -192,6 +203,14 @@ pub(super) fn decode(rank: usize, peer: usize, bytes: &[u8]) -> Error {
             peer,
             message,
         },
+    };
+    match group {
+        Some((color, ranks)) => Error::SubGroup {
+            color,
+            ranks: ranks.into(),
+            error: Arc::new(error),
+        },
+        None => error,
     }
 }
 
@@ -302,6 +321,13 @@ mod tests {
             },
         ];
         for error in errors {
+            let heard = decode(9, 8, &encode(5, &error));
+            assert_eq!(format!("{heard:?}"), format!("{error:?}"));
+            let error = Error::SubGroup {
+                color: 3,
+                ranks: [7, 2].into(),
+                error: Arc::new(error),
+            };
             let heard = decode(9, 8, &encode(5, &error));
             assert_eq!(format!("{heard:?}"), format!("{error:?}"));
         }

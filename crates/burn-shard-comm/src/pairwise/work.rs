@@ -8,6 +8,7 @@ use std::{
 use super::{
     copies::{all_gather, barrier, broadcast},
     desk::{Desk, Scratch},
+    group::Group,
     header::Numbered,
     line::{Failure, Line},
     reductions::{all_reduce, reduce_scatter},
@@ -26,8 +27,10 @@ use crate::{
 /// A collective or announcement that waits for its turn.
 pub(super) struct Job {
     pub(super) ticket: u64,
-    pub(super) call: Arc<Call>,
-    pub(super) kind: Kind,
+    sequence: u64,
+    group: Arc<Group>,
+    call: Arc<Call>,
+    kind: Kind,
     deadline: Duration,
     input: Option<Arc<dyn Segments>>,
     promise: Arc<Promise>,
@@ -49,7 +52,7 @@ impl Job {
     /// Runs the collective, lets go of the input, and keeps the promise.
     pub(super) fn run(self, turns: &Turns) {
         let (call, numbered) = (&*self.call, self.numbered());
-        let bytes = self.result_bytes(turns);
+        let bytes = self.result_bytes();
         let mut scratch = turns.shelf.take(bytes);
         let result = &mut bytemuck::cast_slice_mut(&mut scratch)[..bytes];
         let done = turns.run(numbered, self.deadline, |line, desk| {
@@ -94,20 +97,24 @@ impl Job {
         self.keep(Err(error), turns);
     }
 
-    fn numbered(&self) -> Numbered<'_> {
+    pub(super) fn numbered(&self) -> Numbered<'_> {
         Numbered {
-            sequence: self.ticket,
+            ticket: self.ticket,
+            sequence: self.sequence,
+            group: &self.group,
             call: &self.call,
             input: self.input.as_deref(),
         }
     }
 
     /// Bytes of the result on this rank, without padding.
-    fn result_bytes(&self, turns: &Turns) -> usize {
-        let call = &*self.call;
+    fn result_bytes(&self) -> usize {
+        let (call, members) = (&*self.call, &self.group.members);
         match call.collective {
             _ if self.kind == Kind::Announcement => 0,
-            Collective::ReduceScatter => Run::shards(call, turns.rank, turns.world_size).bytes(),
+            Collective::ReduceScatter => {
+                Run::shards(call, members.rank, members.world_size()).bytes()
+            }
             Collective::Broadcast if self.input.is_some() => 0,
             Collective::AllGather
             | Collective::AllReduce
@@ -167,6 +174,8 @@ impl SegmentsMut for Landing<'_> {
 pub(super) struct Started {
     turns: Arc<Turns>,
     ticket: u64,
+    sequence: u64,
+    group: Arc<Group>,
     call: Arc<Call>,
     kind: Kind,
     deadline: Duration,
@@ -179,6 +188,7 @@ impl Started {
     /// Queues a collective of `input`, or the announcement of one.
     pub(super) fn new(
         turns: &Arc<Turns>,
+        group: &Arc<Group>,
         call: Call,
         kind: Kind,
         deadline: Duration,
@@ -187,19 +197,25 @@ impl Started {
         let own = input
             .clone()
             .filter(|_| call.collective == Collective::Broadcast);
-        let call = Arc::new(call);
-        let promise = Arc::<Promise>::default();
-        let ticket = turns.queue(&call, |ticket| Job {
+        let (call, promise) = (Arc::new(call), Arc::<Promise>::default());
+        let (ticket, sequence) = turns.queue(group, &call, |ticket, sequence| Job {
             ticket,
+            sequence,
+            group: Arc::clone(group),
             call: Arc::clone(&call),
             kind,
             deadline,
             input,
             promise: Arc::clone(&promise),
         })?;
+        if kind == Kind::Exchange {
+            group.counter.record(&call, &group.members);
+        }
         Ok(Self {
             turns: Arc::clone(turns),
             ticket,
+            sequence,
+            group: Arc::clone(group),
             call,
             kind,
             deadline,
@@ -208,15 +224,26 @@ impl Started {
         })
     }
 
-    fn caller(&self) -> Caller {
-        Caller::host(self.turns.rank, self.turns.world_size)
+    fn numbered(&self) -> Numbered<'_> {
+        Numbered {
+            ticket: self.ticket,
+            sequence: self.sequence,
+            group: &self.group,
+            call: &self.call,
+            input: None,
+        }
+    }
+
+    /// Refuses an output that does not fit.
+    fn check(&self, output: &mut dyn SegmentsMut) -> Result<(), Error> {
+        let members = &self.group.members;
+        let fits = Caller::member(members).output(&self.call, output);
+        fits.map_err(|error| members.named(error))
     }
 
     /// Copies a result that nobody had an output for.
     fn copy_out(&self, scratch: &Scratch, output: &mut dyn SegmentsMut) {
-        let Turns {
-            rank, world_size, ..
-        } = *self.turns;
+        let (rank, world_size) = (self.group.members.rank, self.group.members.world_size());
         let mut rest: &[u8] = bytemuck::cast_slice(scratch);
         let size_bytes = size_bytes(&self.call);
         for (segment, &numel) in self.call.numels.iter().enumerate() {
@@ -245,14 +272,12 @@ impl Work for Started {
         if let Some(job) = self.turns.claim(self.ticket) {
             job.run(&self.turns);
         }
-        let collective = self.call.collective;
-        self.turns
-            .wait(collective, self.ticket, self.deadline, |_| {
-                self.promise.get().map(|result| match result {
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(error.clone()),
-                })
+        self.turns.wait(self.numbered(), self.deadline, |_| {
+            self.promise.get().map(|result| match result {
+                Ok(_) => Ok(()),
+                Err(error) => Err(error.clone()),
             })
+        })
     }
 
     fn finish(mut self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
@@ -261,13 +286,13 @@ impl Work for Started {
         }
         let copies = self.call.op.is_none() && self.own.is_none();
         if copies
-            && self.caller().output(&self.call, output).is_ok()
+            && self.check(output).is_ok()
             && let Some(job) = self.turns.claim(self.ticket)
         {
             return job.run_into(&self.turns, output);
         }
         self.wait()?;
-        self.caller().output(&self.call, output)?;
+        self.check(output)?;
         if let Some(own) = &self.own {
             for segment in 0..output.count() {
                 let own = own.bytes(segment);

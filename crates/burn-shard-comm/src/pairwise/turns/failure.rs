@@ -10,9 +10,8 @@ use std::{
 
 use super::{State, Turns};
 use crate::{
-    communicator::Collective,
     error::Error,
-    pairwise::{line::Failure, verdict, words, work::Job},
+    pairwise::{header::Numbered, line::Failure, verdict, words, work::Job},
     time::after,
     transport::{Fault, Limit, Transport},
 };
@@ -30,7 +29,9 @@ impl Turns {
         own: Option<&Error>,
         deadline: Duration,
     ) -> Option<Error> {
-        if !matches!(first, Error::Deadline { .. }) || self.cancelled.load(Ordering::Acquire) {
+        if !matches!(first.root_cause(), Error::Deadline { .. })
+            || self.cancelled.load(Ordering::Acquire)
+        {
             return None;
         }
         let limit = Limit {
@@ -47,31 +48,32 @@ impl Turns {
         verdict::verdict(&statements)
     }
 
-    pub(super) const fn late(
+    pub(super) fn late(
         &self,
-        (collective, sequence): (Collective, u64),
+        numbered: Numbered<'_>,
         waited: Duration,
         missing: Vec<usize>,
     ) -> Error {
-        Error::Deadline {
+        numbered.group.members.named(Error::Deadline {
             rank: self.rank,
-            collective,
-            sequence,
+            collective: numbered.call.collective,
+            sequence: numbered.sequence,
             waited,
             missing,
-        }
+        })
     }
 
     /// What this rank returns for a failure that is the first it knows of.
     pub(super) fn explain(
         &self,
         failure: Failure,
-        (collective, sequence): (Collective, u64),
+        numbered: Numbered<'_>,
         waited: Duration,
         missing: Vec<usize>,
     ) -> Error {
         let rank = self.rank;
-        match failure {
+        let (collective, sequence) = (numbered.call.collective, numbered.sequence);
+        let error = match failure {
             Failure::Mismatch(calls) => Error::Mismatch {
                 rank,
                 sequence,
@@ -82,9 +84,7 @@ impl Turns {
                 peer,
                 message,
             },
-            Failure::Fault(Fault::TimedOut { peers }) => {
-                self.late((collective, sequence), waited, peers)
-            }
+            Failure::Fault(Fault::TimedOut { peers }) => return self.late(numbered, waited, peers),
             Failure::Fault(Fault::Farewell { peer, words }) if words.is_empty() => {
                 Error::RankLeft {
                     rank,
@@ -93,51 +93,57 @@ impl Turns {
                     missing: vec![peer],
                 }
             }
-            Failure::Fault(Fault::Farewell { peer, words }) => Error::Interrupted {
-                rank,
-                collective,
-                sequence,
-                missing,
-                cause: Arc::new(words::decode(rank, peer, &words)),
-            },
-            Failure::Fault(Fault::Gone { peer, message }) => Error::RankDied {
-                rank,
-                peer,
-                message,
-            },
+            Failure::Fault(Fault::Farewell { peer, words }) => {
+                let cause = Arc::new(words::decode(rank, peer, &words));
+                return self.interrupted_by(cause, numbered, missing);
+            }
+            // It concerns the rank, not the collective in which it was noticed.
+            Failure::Fault(Fault::Gone { peer, message }) => {
+                return Error::RankDied {
+                    rank,
+                    peer,
+                    message,
+                };
+            }
             Failure::Fault(Fault::Cancelled) => Error::Aborted {
                 rank,
                 reason: "the transport was cancelled".to_owned(),
             },
-        }
+        };
+        numbered.group.members.named(error)
+    }
+
+    /// What a collective returns that `cause` has ended.
+    pub(super) fn interrupted_by(
+        &self,
+        cause: Arc<Error>,
+        numbered: Numbered<'_>,
+        missing: Vec<usize>,
+    ) -> Error {
+        numbered.group.members.named(Error::Interrupted {
+            rank: self.rank,
+            collective: numbered.call.collective,
+            sequence: numbered.sequence,
+            missing,
+            cause,
+        })
     }
 
     pub(super) fn interrupted(
         &self,
         state: &State,
-        collective: Collective,
-        sequence: u64,
+        numbered: Numbered<'_>,
         missing: Vec<usize>,
     ) -> Error {
         let cause = state.failure.clone();
-        Error::Interrupted {
-            rank: self.rank,
-            collective,
-            sequence,
-            missing,
-            cause: cause.expect("only a failure should interrupt"),
-        }
-    }
-
-    pub(super) fn others(&self) -> Vec<usize> {
-        (0..self.world_size)
-            .filter(|&rank| rank != self.rank)
-            .collect()
+        let cause = cause.expect("only a failure should interrupt");
+        self.interrupted_by(cause, numbered, missing)
     }
 
     /// The error of a collective that will not have its turn.
     pub(super) fn skipped(&self, state: &State, job: &Job) -> Error {
-        self.interrupted(state, job.call.collective, job.ticket, self.others())
+        let numbered = job.numbered();
+        self.interrupted(state, numbered, numbered.group.members.others())
     }
 
     pub(in crate::pairwise) fn failure(&self) -> Option<Arc<Error>> {
@@ -170,7 +176,7 @@ impl Turns {
         };
         let failure = self.state.lock().failure.clone();
         let words = match failure.as_deref() {
-            // All ranks know of a mismatch; words would overtake the calls that some still read.
+            // All ranks know of a mismatch, but for one in a sub-group.
             None | Some(Error::Mismatch { .. }) => Vec::new(),
             Some(error) => words::encode(self.rank, error),
         };

@@ -22,22 +22,19 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     desk::{Desk, Shelf},
+    group::Group,
     header::Numbered,
     line::{Failure, Line},
     verdict,
-    work::{Job, Kind},
+    work::Job,
 };
-use crate::{
-    call::Call, communicator::Collective, error::Error, spawn::panic_message, time::after,
-    traffic::Traffic, transport::Transport,
-};
+use crate::{call::Call, error::Error, spawn::panic_message, time::after, transport::Transport};
 
 /// What a transport may overrun a deadline by before it counts as stuck.
 const OVERRUN: Duration = Duration::from_secs(10);
 
 pub(super) struct Turns {
     pub(super) rank: usize,
-    pub(super) world_size: usize,
     pub(super) shelf: Shelf,
     /// Locked before `state`, never after it.
     wire: Mutex<Wire>,
@@ -65,14 +62,12 @@ pub(super) struct State {
     leaving: bool,
     /// The progress thread has ended.
     ended: bool,
-    traffic: Traffic,
 }
 
 impl Turns {
     pub(super) fn new(transport: impl Transport) -> Arc<Self> {
         Arc::new(Self {
             rank: transport.rank(),
-            world_size: transport.world_size(),
             shelf: Shelf::default(),
             wire: Mutex::new(Wire {
                 transport: Some(Box::new(transport)),
@@ -85,29 +80,34 @@ impl Turns {
                 failure: None,
                 leaving: false,
                 ended: false,
-                traffic: Traffic::default(),
             }),
             changed: Condvar::new(),
             cancelled: AtomicBool::new(false),
         })
     }
 
-    pub(super) fn traffic(&self) -> Traffic {
-        self.state.lock().traffic
-    }
-
-    /// Queues the collective or announcement that `job` makes of its ticket.
-    pub(super) fn queue(&self, call: &Call, job: impl FnOnce(u64) -> Job) -> Result<u64, Error> {
+    /// Queues the collective or announcement of `group` that `job` makes of its ticket and its number;
+    /// returns these.
+    pub(super) fn queue(
+        &self,
+        group: &Group,
+        call: &Call,
+        job: impl FnOnce(u64, u64) -> Job,
+    ) -> Result<(u64, u64), Error> {
         let mut state = self.state.lock();
-        let ticket = self.ticket(&mut state, call)?;
-        let job = job(ticket);
-        if job.kind == Kind::Exchange {
-            state.traffic.record(call, self.rank, self.world_size);
+        if let Some(cause) = &state.failure {
+            return Err(group.members.named(Error::Poisoned {
+                rank: self.rank,
+                collective: call.collective,
+                cause: Arc::clone(cause),
+            }));
         }
-        state.jobs.push_back(job);
+        let (ticket, sequence) = (state.next, group.next());
+        state.next += 1;
+        state.jobs.push_back(job(ticket, sequence));
         drop(state);
         self.changed.notify_all();
-        Ok(ticket)
+        Ok((ticket, sequence))
     }
 
     /// Takes a job out of the queue if its turn has not begun: the caller has to run it.
@@ -117,19 +117,6 @@ impl Turns {
         jobs.remove(index)
     }
 
-    fn ticket(&self, state: &mut State, call: &Call) -> Result<u64, Error> {
-        if let Some(cause) = &state.failure {
-            return Err(Error::Poisoned {
-                rank: self.rank,
-                collective: call.collective,
-                cause: Arc::clone(cause),
-            });
-        }
-        let ticket = state.next;
-        state.next += 1;
-        Ok(ticket)
-    }
-
     /// Runs `work` when it is the turn of the collective with this number.
     pub(super) fn run(
         &self,
@@ -137,20 +124,15 @@ impl Turns {
         deadline: Duration,
         work: impl FnOnce(&mut Line<'_>, &mut Desk) -> Result<(), Failure>,
     ) -> Result<(), Error> {
-        let (ticket, collective) = (numbered.sequence, numbered.call.collective);
-        self.wait(collective, ticket, deadline, |state| {
+        self.wait(numbered, deadline, |state| {
             if state.failure.is_some() {
-                Some(Err(self.interrupted(
-                    state,
-                    collective,
-                    ticket,
-                    self.others(),
-                )))
+                let others = numbered.group.members.others();
+                Some(Err(self.interrupted(state, numbered, others)))
             } else {
-                (state.turn == ticket).then_some(Ok(()))
+                (state.turn == numbered.ticket).then_some(Ok(()))
             }
         })?;
-        let drive = AssertUnwindSafe(|| self.drive((ticket, collective), deadline, work));
+        let drive = AssertUnwindSafe(|| self.drive(numbered, deadline, work));
         let result = catch_unwind(drive).unwrap_or_else(|payload| {
             // A buffer of the caller's panicked; what it was to send is still expected.
             let error = Error::RankPanicked {
@@ -170,48 +152,42 @@ impl Turns {
 
     fn drive(
         &self,
-        (ticket, collective): (u64, Collective),
+        numbered: Numbered<'_>,
         deadline: Duration,
         work: impl FnOnce(&mut Line<'_>, &mut Desk) -> Result<(), Failure>,
     ) -> Result<(), Error> {
         let mut wire = self.wire.lock();
         let Wire { transport, desk } = &mut *wire;
         let state = self.state.lock();
+        let members = &numbered.group.members;
         let (Some(transport), None) = (transport, &state.failure) else {
-            return Err(self.interrupted(&state, collective, ticket, self.others()));
+            return Err(self.interrupted(&state, numbered, members.others()));
         };
         drop(state);
-        let mut line = Line::new(transport.as_mut(), deadline, &self.cancelled);
+        let mut line = Line::new(transport.as_mut(), members, deadline, &self.cancelled);
         work(&mut line, desk).map_err(|failure| {
             let (waited, missing) = (line.since.elapsed(), std::mem::take(&mut line.missing));
             let failure = verdict::first_word(failure, line.transport());
-            let numbered = (collective, ticket);
             let first = self.explain(failure, numbered, waited, missing.clone());
-            let own = if matches!(first, Error::Deadline { .. }) {
+            let own = if matches!(first.root_cause(), Error::Deadline { rank, .. } if *rank == self.rank)
+            {
                 first.clone()
             } else {
                 self.late(numbered, waited, missing.clone())
             };
-            let blamed = self.ask(line.transport(), first.root_cause(), Some(&own), deadline);
+            let blamed = self.ask(line.transport(), &first, Some(&own), deadline);
             let error = match blamed {
                 None => first,
                 Some(cause) if cause.origin() == Some(self.rank) => cause,
-                Some(cause) => Error::Interrupted {
-                    rank: self.rank,
-                    collective,
-                    sequence: ticket,
-                    missing: missing.clone(),
-                    cause: Arc::new(cause),
-                },
+                Some(cause) => self.interrupted_by(Arc::new(cause), numbered, missing.clone()),
             };
             let mut state = self.state.lock();
             if state.failure.is_some() {
-                return self.interrupted(&state, collective, ticket, missing);
+                return self.interrupted(&state, numbered, missing);
             }
-            let cause = if let Error::Interrupted { cause, .. } = &error {
-                Arc::clone(cause)
-            } else {
-                Arc::new(error.clone())
+            let cause = match innermost(&error) {
+                Error::Interrupted { cause, .. } => Arc::clone(cause),
+                _ => Arc::new(error.clone()),
             };
             self.fail_locked(&mut state, cause);
             error
@@ -223,8 +199,7 @@ impl Turns {
     /// Each turn ends by its own deadline, so this one is for a transport that does not keep to it.
     pub(super) fn wait<T>(
         &self,
-        collective: Collective,
-        sequence: u64,
+        numbered: Numbered<'_>,
         deadline: Duration,
         done: impl Fn(&State) -> Option<Result<T, Error>>,
     ) -> Result<T, Error> {
@@ -240,7 +215,8 @@ impl Turns {
             }
             let late = after(since, deadline.saturating_add(OVERRUN));
             if self.changed.wait_until(&mut state, late).timed_out() && Instant::now() >= late {
-                let error = self.late((collective, sequence), start.elapsed(), self.others());
+                let others = numbered.group.members.others();
+                let error = self.late(numbered, start.elapsed(), others);
                 self.fail_locked(&mut state, Arc::new(error.clone()));
                 return Err(error);
             }
@@ -255,12 +231,19 @@ impl Turns {
     }
 }
 
+/// What happened in a sub-group, if `error` is of one.
+fn innermost(error: &Error) -> &Error {
+    match error {
+        Error::SubGroup { error, .. } => error,
+        other => other,
+    }
+}
+
 impl std::fmt::Debug for Turns {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = self.state.lock();
         f.debug_struct("Turns")
             .field("rank", &self.rank)
-            .field("world_size", &self.world_size)
             .field("next", &state.next)
             .field("turn", &state.turn)
             .field("failure", &state.failure)

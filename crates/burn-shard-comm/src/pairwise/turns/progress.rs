@@ -79,8 +79,8 @@ impl Turns {
             Ok(()) => return,
             Err(Fault::Farewell { peer, words }) if !words.is_empty() => {
                 let first = words::decode(self.rank, peer, &words);
-                let waited = if let Error::Deadline { waited, .. } = first {
-                    waited
+                let waited = if let Error::Deadline { waited, .. } = first.root_cause() {
+                    *waited
                 } else {
                     Duration::ZERO
                 };
