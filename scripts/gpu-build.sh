@@ -10,7 +10,14 @@
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
-part=${1:?usage: gpu-build.sh kernels|training|double [FOLDER]}
+part=${1:-}
+case $part in
+    kernels | training | double) ;;
+    *)
+        echo 'usage: gpu-build.sh kernels|training|double [FOLDER]' >&2
+        exit 2
+        ;;
+esac
 target="${CARGO_TARGET_DIR:-target}"
 out="${2:-$target/gpu-check}"
 profile="${GPU_PROFILE:-release}"
@@ -61,10 +68,6 @@ case $part in
         cargo build --locked --profile "$profile" -p burn-shard-nccl --example gpu
         install -m 755 "$target/${profile/dev/debug}/examples/gpu" "$folder/gpu"
         install -m 755 "$target/${profile/dev/debug}"/deps/libburn_shard_nccl_double.so "$folder/"
-        ;;
-    *)
-        echo "no part is called $part" >&2
-        exit 2
         ;;
 esac
 install -m 755 scripts/gpu-check.sh "$folder/"

@@ -86,8 +86,14 @@ PYTHON
 }
 
 case ${1:-} in
-    ranks | losses)
-        "$@"
+    ranks)
+        shift
+        ranks "$@"
+        exit
+        ;;
+    losses)
+        shift
+        losses "$@"
         exit
         ;;
 esac

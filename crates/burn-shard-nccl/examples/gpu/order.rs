@@ -70,7 +70,7 @@ pub(crate) fn hang(library: Library, world_size: usize, late: Late) -> ExitCode 
 pub(crate) fn race(library: Library, world_size: usize) -> ExitCode {
     const NUMEL: usize = 1 << 18;
     let result = spawn(world_size, |control| {
-        let (group, memory, _) = join(control, library);
+        let (group, _, _) = join(control, library);
         let compute = stream(control, library).unwrap_or_else(|error| panic!("{error}"));
         let communicator = group.communicator();
         let rounds = if library == Library::Real { ROUNDS } else { 20 };
