@@ -193,7 +193,7 @@ fn compare<M: Module>(
 /// for each step of a sequence, and each of these reads has a sum of its own.
 fn adds_up_in_parts<M: Module>(model: &ShardedModule<M>) -> bool {
     let is_recurrent = type_name::<M>().contains("::rnn::");
-    is_recurrent && model.strategy() == ShardingStrategy::Full && model.groups().len() > 2
+    is_recurrent && model.strategy() == ShardingStrategy::Full && model.groups().len() > 1
 }
 
 /// A table in which nothing is sharded would show nothing.
