@@ -315,7 +315,7 @@ fn clipping_by_norm_is_refused() {
         error
     }) {
         assert!(matches!(error, Error::NormClipping), "{error:?}");
-        assert_says(&error.to_string(), &["clip by value"]);
+        assert_says(&error.to_string(), &["with_norm_clipping", "by value"]);
     }
 }
 

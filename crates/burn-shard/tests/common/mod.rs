@@ -202,12 +202,12 @@ pub fn gathered_gradients<M: Module>(model: &ShardedModule<M>, grads: &Gradients
     }
     let gather = |(path, own): (String, Vec<u32>)| {
         let spec = model.params().iter().find(|spec| spec.path == path);
-        // The shard keeps the first axis, so there may be a few elements more.
-        let shard = spec.unwrap().numel().div_ceil(model.group().world_size());
-        let own = if is_whole(model, &path) {
+        // The shard keeps the first axis, so there may be a few elements more; what is whole is no shard.
+        let numel = spec.unwrap().numel();
+        let own = if own.len() == numel {
             &own
         } else {
-            &own[..shard]
+            &own[..numel.div_ceil(model.group().world_size())]
         };
         let bytes: Vec<u8> = own.iter().flat_map(|bits| bits.to_le_bytes()).collect();
         let all = model.group().all_gather_bytes(&bytes).unwrap().concat();
