@@ -314,7 +314,7 @@ fn nothing_is_lost_if_ranks_are_killed_at_20_random_moments() {
 }
 
 #[test]
-#[ignore = "takes minutes: starts two processes 200 times"]
+#[ignore = "takes half a minute: starts 400 processes"]
 fn nothing_is_lost_if_ranks_are_killed_at_200_random_moments() {
     let seen = trials(200, seed());
     assert!(
