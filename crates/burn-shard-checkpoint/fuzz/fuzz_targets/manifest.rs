@@ -11,7 +11,10 @@ fuzz_target!(|data: &[u8]| {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| fs::write(directory.path().join(name), bytes).unwrap();
     write("manifest.json", data);
-    write("manifest.xxh3", format!("{:016x}\n", xxh3_64(data)).as_bytes());
+    write(
+        "manifest.xxh3",
+        format!("{:016x}\n", xxh3_64(data)).as_bytes(),
+    );
     write("rank-00000.safetensors", b"\x08\0\0\0\0\0\0\0{}      ");
     if let Ok(checkpoint) = Checkpoint::open(directory.path()) {
         drop(checkpoint.verify_all());

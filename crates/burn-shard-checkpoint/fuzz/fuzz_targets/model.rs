@@ -10,13 +10,17 @@ fuzz_target!(|data: &[u8]| {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.safetensors");
     fs::write(&path, data).unwrap();
-    let Ok(model) = IndexedSafetensors::open(&path) else { return };
+    let Ok(model) = IndexedSafetensors::open(&path) else {
+        return;
+    };
     for tensor in model.tensors() {
         let numel: usize = tensor.shape.iter().product();
         // No more than the file has: the header was checked against it.
         let mut out = vec![0; numel * tensor.dtype.size_bytes()];
         assert!(out.len() <= data.len());
         let as_it_is = (tensor.dtype, DTypePolicy::Strict);
-        model.read_range_as(&tensor.name, 0..numel, as_it_is, &mut out).unwrap();
+        model
+            .read_range_as(&tensor.name, 0..numel, as_it_is, &mut out)
+            .unwrap();
     }
 });
