@@ -28,7 +28,7 @@ use crate::{
 /// One rank's input, as its peers see it.
 pub(crate) type Input = Option<Arc<dyn Segments>>;
 
-/// Where the ranks of one group meet; sub-groups have one of their own in the same building.
+/// Where the ranks of one group meet. Sub-groups have hubs of their own, which share one lock and one failure.
 pub(crate) struct Hub {
     /// Number of the group; 0 for the one that all sub-groups come from.
     number: u64,

@@ -60,6 +60,12 @@
 //! that call different things under one number are told what each of them called
 //! ([`Error::Mismatch`]).
 //!
+//! # Starting and finishing, sub-groups
+//!
+//! Each collective that moves something starts without waiting and returns a [`Work`]; `wait` waits, `finish` writes
+//! the result. So a gather can be under way while the rank computes. [`ProcessGroup::split`] makes sub-groups, such
+//! as the rows and columns of a mesh.
+//!
 //! # Errors and poisoning
 //!
 //! A *refusal* comes before communication and changes nothing. Everything else is a *failure*: no

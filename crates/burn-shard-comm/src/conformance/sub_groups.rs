@@ -11,6 +11,10 @@ use crate::{Collective, Error, OwnedSegments, ProcessGroup, Recording, ReduceOp,
 
 const MESHES: [[usize; 2]; 4] = [[2, 2], [2, 3], [1, 4], [4, 1]];
 
+/// When a rank fails, so that the others have left the split before and wait elsewhere: a failure overtakes what
+/// is under way.
+const LATE: Duration = Duration::from_millis(500);
+
 /// This rank's row and column of a mesh.
 fn mesh(group: &ProcessGroup, columns: usize) -> [ProcessGroup; 2] {
     let (row, column) = (group.rank() / columns, group.rank() % columns);
@@ -144,6 +148,7 @@ pub fn a_mismatch_in_a_sub_group_poisons_all(launcher: &impl Launcher) {
             let text = error.to_string();
             assert!(text.contains("color 1, ranks [1, 3]"), "{text}");
         } else {
+            std::thread::sleep(LATE);
             let mut buffer = vec![1.0f32; 5 + rank];
             let error = half.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err();
             assert!(
@@ -174,7 +179,13 @@ pub fn a_sub_group_fails_with_its_parent(launcher: &impl Launcher) {
         let rank = group.rank();
         let half = group.split(Some(rank / 2), rank).unwrap().unwrap();
         assert_eq!(half.deadline(), group.deadline());
-        half.set_deadline(Duration::from_millis(300));
+        half.set_deadline(Duration::from_secs(2));
+        if rank == 1 {
+            // Comes to nothing until all is over.
+            while group.communicator().failure().is_none() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
         let error = match rank {
             0 => half.barrier(),
             _ => group.barrier(),
@@ -197,7 +208,9 @@ pub fn a_sub_group_fails_with_its_parent(launcher: &impl Launcher) {
         launcher.run(4, |group| {
             let rank = group.rank();
             let half = group.split(Some(rank % 2), rank).unwrap().unwrap();
-            half.barrier().unwrap();
+            if rank == 3 {
+                std::thread::sleep(LATE);
+            }
             let error = match (rank, in_sub_group) {
                 (3, true) => {
                     half.abort("out of data");

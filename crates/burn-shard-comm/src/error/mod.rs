@@ -380,17 +380,16 @@ impl From<RendezvousError> for Error {
 
 /// The text of `error`, where what a sub-group's ranks called has the numbers of `ranks`.
 pub(crate) fn with_ranks(error: &Error, ranks: &[usize]) -> String {
-    match error {
-        Error::Mismatch {
-            rank,
-            sequence,
-            calls,
-        } => format!(
-            "rank {rank}: ranks disagree on collective #{sequence}: {}",
-            describe(ranks.iter().copied().zip(&**calls))
-        ),
-        other => other.to_string(),
+    if let Error::Mismatch {
+        rank,
+        sequence,
+        calls,
+    } = error
+    {
+        let calls = describe(ranks.iter().copied().zip(&**calls));
+        return format!("rank {rank}: ranks disagree on collective #{sequence}: {calls}");
     }
+    error.to_string()
 }
 
 fn describe<'a>(calls: impl Iterator<Item = (usize, &'a Call)> + Clone) -> String {

@@ -52,16 +52,17 @@ impl Error {
     pub(crate) fn root_cause_in(&self) -> (Option<(usize, &Arc<[usize]>)>, &Self) {
         let (mut group, mut error) = (None, self);
         loop {
-            match error {
-                Self::Interrupted { cause, .. } | Self::Poisoned { cause, .. } => {
-                    (group, error) = (None, cause);
-                }
-                Self::SubGroup {
-                    color,
-                    ranks,
-                    error: inner,
-                } => (group, error) = (Some((*color, ranks)), inner),
-                _ => return (group, error),
+            if let Self::Interrupted { cause, .. } | Self::Poisoned { cause, .. } = error {
+                (group, error) = (None, cause);
+            } else if let Self::SubGroup {
+                color,
+                ranks,
+                error: inner,
+            } = error
+            {
+                (group, error) = (Some((*color, ranks)), inner);
+            } else {
+                return (group, error);
             }
         }
     }

@@ -72,6 +72,10 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Collectives run one at a time, in the order of the calls: on a thread of this rank's own, or on the thread that
 /// waits for one that has not begun.
 ///
+/// Sub-groups share the transport and its one queue: a collective waits until those have run that this rank has
+/// started before in any group. A rank leaves them all together, with the last handle of any of them; one that drops
+/// a sub-group alone is missed there by the deadline.
+///
 /// # Memory
 ///
 /// Scratch of `N + 1` chunks of at most 1 MiB. The result of each collective that is not finished: a shard

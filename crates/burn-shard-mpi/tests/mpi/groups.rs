@@ -36,7 +36,7 @@ pub(crate) fn conform() {
     let launcher = FirstRanks {
         job_size: group.world_size(),
     };
-    let properties: [(&str, Property); 14] = [
+    let properties: [(&str, Property); 25] = [
         ("matches", conformance::collectives_match_a_naive_reference),
         ("large", conformance::large_buffers_match_a_naive_reference),
         ("timing", conformance::results_do_not_depend_on_timing),
@@ -54,6 +54,41 @@ pub(crate) fn conform() {
         ("traffic", conformance::traffic_follows_from_the_lengths),
         ("bytes", conformance::bytes_of_any_length_travel),
         ("deadline", conformance::a_deadline_can_be_set),
+        (
+            "in flight",
+            conformance::all_kinds_may_be_in_flight_together,
+        ),
+        (
+            "ended in flight",
+            conformance::what_is_in_flight_ends_with_the_group,
+        ),
+        (
+            "descriptions",
+            conformance::mismatches_say_what_the_elements_are,
+        ),
+        (
+            "meshes",
+            conformance::meshes_sum_in_rows_and_then_in_columns,
+        ),
+        ("keys", conformance::keys_order_a_sub_group),
+        ("siblings", conformance::siblings_do_different_things),
+        (
+            "traffic of sub-groups",
+            conformance::traffic_of_a_sub_group_counts_in_its_parent,
+        ),
+        (
+            "mismatch in a sub-group",
+            conformance::a_mismatch_in_a_sub_group_poisons_all,
+        ),
+        (
+            "failure of a sub-group",
+            conformance::a_sub_group_fails_with_its_parent,
+        ),
+        (
+            "refusals of a sub-group",
+            conformance::refusals_of_a_sub_group_name_it,
+        ),
+        ("sub-groups", conformance::sub_groups_pass_the_suite),
     ];
     for (name, property) in properties {
         property(&launcher);

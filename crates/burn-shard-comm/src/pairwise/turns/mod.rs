@@ -185,9 +185,10 @@ impl Turns {
             if state.failure.is_some() {
                 return self.interrupted(&state, numbered, missing);
             }
-            let cause = match innermost(&error) {
-                Error::Interrupted { cause, .. } => Arc::clone(cause),
-                _ => Arc::new(error.clone()),
+            let cause = if let Error::Interrupted { cause, .. } = innermost(&error) {
+                Arc::clone(cause)
+            } else {
+                Arc::new(error.clone())
             };
             self.fail_locked(&mut state, cause);
             error
@@ -233,10 +234,10 @@ impl Turns {
 
 /// What happened in a sub-group, if `error` is of one.
 fn innermost(error: &Error) -> &Error {
-    match error {
-        Error::SubGroup { error, .. } => error,
-        other => other,
+    if let Error::SubGroup { error, .. } = error {
+        return error;
     }
+    error
 }
 
 impl std::fmt::Debug for Turns {
