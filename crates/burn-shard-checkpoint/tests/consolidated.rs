@@ -1,4 +1,5 @@
 //! One file of a checkpoint, a checkpoint for other ranks, and models in the layout of Hugging Face.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 mod common;
 

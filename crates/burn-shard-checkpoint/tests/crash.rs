@@ -5,6 +5,11 @@
 //! files. A trial lets them run for a time that comes from a seed, kills one or both of them, looks, and
 //! starts them again in the same directory.
 #![cfg(unix)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test ends at the first error, and the ranks tell it what they published"
+)]
 
 mod common;
 
@@ -231,10 +236,10 @@ impl Ranks {
         let text = fs::read_to_string(&self.output).unwrap();
         // A line that was cut off says nothing.
         let (lines, _) = text.rsplit_once('\n').unwrap_or_default();
-        let steps = lines
+        let mut steps = lines
             .lines()
             .filter_map(|line| line.rsplit_once("published ")?.1.parse().ok());
-        steps.last().unwrap_or(0)
+        steps.next_back().unwrap_or(0)
     }
 
     fn kill(&mut self, rank: usize) {

@@ -1,5 +1,6 @@
 //! Systems that refuse: a full disk, a limit, a directory that cannot be written. The error says so,
 //! and the checkpoints before are as they were.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! A checkpoint is there completely or not at all, and old ones go only when it is.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Norms of gradients in host memory, and the coefficient that clips them.
 //!
-//! A rank has a part of each gradient. What it sums here goes through an all_reduce (sums are added, maxima
+//! A rank has a part of each gradient. What it sums here goes through an `all_reduce` (sums are added, maxima
 //! are compared), so that every rank ends with the norm of the whole gradient, and gives the coefficient
 //! that follows from it to its steps ([`StepControl::clip`](crate::StepControl::clip)).
 //!

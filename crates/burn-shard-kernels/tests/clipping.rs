@@ -103,10 +103,8 @@ fn what_is_not_finite_is_seen_in_every_norm() {
 fn the_coefficient_shortens_and_never_lengthens() {
     assert_eq!(clip_coefficient(0.5, 1.0).unwrap(), 1.0);
     assert_eq!(clip_coefficient(0.0, 1.0).unwrap(), 1.0);
-    assert_eq!(
-        clip_coefficient(4.0, 1.0).unwrap(),
-        (1.0 / 4.000_001) as f32
-    );
+    let quarter: f32 = 1.0 / 4.000_001;
+    assert_eq!(clip_coefficient(4.0, 1.0).unwrap(), quarter);
     assert_eq!(clip_coefficient(f64::INFINITY, 1.0).unwrap(), 0.0);
     assert!(clip_coefficient(f64::NAN, 1.0).unwrap().is_nan());
     assert!(clip_coefficient(1.0, f64::NAN).is_err());

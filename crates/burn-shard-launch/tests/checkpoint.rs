@@ -1,5 +1,6 @@
 //! `burn-shard checkpoint` as a user calls it.
 #![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::fs;
 use std::path::Path;

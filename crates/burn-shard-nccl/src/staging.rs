@@ -7,7 +7,8 @@
 
 use std::{
     collections::VecDeque,
-    mem, ptr,
+    mem::ManuallyDrop,
+    ptr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -151,7 +152,7 @@ impl Staging {
                     .check("copying to the host", start)
                     .inspect_err(|_| {
                         // The stream may come to it yet.
-                        mem::forget(Arc::clone(self));
+                        let _forever = ManuallyDrop::new(Arc::clone(self));
                     })?;
                 pause(start);
             }

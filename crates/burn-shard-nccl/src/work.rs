@@ -116,10 +116,10 @@ impl Work for Started {
     }
 
     fn finish(self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
-        if on_device(output.device()).is_some() {
-            if let Some(device) = self.checked(output)? {
-                return self.copy_out(device);
-            }
+        if on_device(output.device()).is_some()
+            && let Some(device) = self.checked(output)?
+        {
+            return self.copy_out(device);
         }
         self.flight.complete()?;
         self.checked(output)?;

@@ -439,7 +439,7 @@ fn large_segments_on_the_host_go_in_pieces() {
         let sums = |index: usize| (2 * (index % 8191) + 1) as f32;
         assert!((0..NUMEL).all(|index| sum[index] == sums(index)));
         // As 32-bit integers, in pieces of half as many bytes.
-        let mut small: Vec<i16> = (0..NUMEL).map(|index| (index % 999) as i16).collect();
+        let mut small: Vec<i16> = (0..999).cycle().take(NUMEL).collect();
         group.all_reduce(&mut small, ReduceOp::Sum).unwrap();
         assert!(
             (0..NUMEL).all(|index| usize::from(small[index].unsigned_abs()) == 2 * (index % 999))

@@ -1,4 +1,5 @@
 //! Four ranks as threads train one model, of which each keeps a quarter.
+#![allow(clippy::print_stdout, reason = "an example shows what it computes")]
 
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};

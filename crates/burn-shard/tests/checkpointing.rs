@@ -56,7 +56,7 @@ fn compare<M: Module>(
     let mut model = ShardedModule::new(module, small_groups(strategy), group).unwrap();
     let mut plain = model.unsharded().train();
     let mut oss = Oss::new(optimizer(), group).unwrap();
-    let mut stock: ModuleOptimizer = optimizer().init().into();
+    let mut stock: ModuleOptimizer = optimizer().init();
     for step in 0..4 {
         let (now, plain_now) = (loss(&model, step), plain_loss(&plain, step));
         assert_eq!(

@@ -89,9 +89,12 @@ fn compare(
     )
     .unwrap();
     let mut stock: ModuleOptimizer = optimizer.build().into();
-    let dtype = |precision| match precision {
-        Precision::BF16 => FloatDType::BF16,
-        _ => FloatDType::F16,
+    let dtype = |precision| {
+        if precision == Precision::BF16 {
+            FloatDType::BF16
+        } else {
+            FloatDType::F16
+        }
     };
     let reduce = (precision.reduce != Precision::F32).then(|| dtype(precision.reduce));
     for step in 0..STEPS {
@@ -216,13 +219,17 @@ fn a_rank_holds_f32_masters_and_state_by_the_formula_and_half_precision_while_it
             let live = |model: &ShardedModule<Mlp>, kind| model.memory().of(kind).live_bytes;
             let numel = model.num_params();
             // Vectors stay whole under `Full`.
-            let whole = match strategy {
-                ShardingStrategy::Full => DEPTH * WIDTH,
-                _ => 0,
+            let whole = if strategy == ShardingStrategy::Full {
+                DEPTH * WIDTH
+            } else {
+                0
             };
-            let part = |whole_bytes: usize| match strategy {
-                ShardingStrategy::Replicated => whole_bytes,
-                _ => whole_bytes / 2 + whole * 4 / 2,
+            let part = |whole_bytes: usize| {
+                if strategy == ShardingStrategy::Replicated {
+                    whole_bytes
+                } else {
+                    whole_bytes / 2 + whole * 4 / 2
+                }
             };
             assert_eq!(
                 live(&model, MemoryKind::Parameters),
@@ -234,9 +241,10 @@ fn a_rank_holds_f32_masters_and_state_by_the_formula_and_half_precision_while_it
             assert_eq!(live(&model, MemoryKind::Unsharded), 0);
             let loss = loss(&model, &group);
             let unsharded = live(&model, MemoryKind::Unsharded);
-            match strategy {
-                ShardingStrategy::Full => assert!(unsharded < numel * 2),
-                _ => assert_eq!(unsharded, numel * 2, "{strategy}"),
+            if strategy == ShardingStrategy::Full {
+                assert!(unsharded < numel * 2);
+            } else {
+                assert_eq!(unsharded, numel * 2, "{strategy}");
             }
             drop(loss.backward());
             let formula = model_state_bytes(strategy, numel, 2, 4);

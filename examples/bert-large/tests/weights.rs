@@ -102,11 +102,13 @@ impl Checkpoint {
         let tensors = self.tensors.iter().filter(|(name, _)| is_in(name));
         let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = tensors
             .map(|(name, (shape, value))| {
-                let element = match self.dtype {
-                    Dtype::F32 => value.to_le_bytes().to_vec(),
+                let element = if self.dtype == Dtype::F32 {
+                    value.to_le_bytes().to_vec()
+                } else if self.dtype == Dtype::BF16 {
                     // The first half of a number of few bits.
-                    Dtype::BF16 => value.to_le_bytes()[2..].to_vec(),
-                    _ => vec![1],
+                    value.to_le_bytes()[2..].to_vec()
+                } else {
+                    vec![1]
                 };
                 (name, shape, element.repeat(shape.iter().product()))
             })

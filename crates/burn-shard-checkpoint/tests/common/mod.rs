@@ -1,4 +1,5 @@
 //! A small model's tensors, and a save of them by ranks of one thread.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use std::fs;

@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use super::Error;
 
+/// The color and the ranks of a sub-group.
+type InGroup<'a> = (usize, &'a Arc<[usize]>);
+
 impl Error {
     /// Whether the group is as usable as before.
     #[must_use]
@@ -49,7 +52,7 @@ impl Error {
     }
 
     /// As [`Error::root_cause`], with the color and ranks of the sub-group it happened in.
-    pub(crate) fn root_cause_in(&self) -> (Option<(usize, &Arc<[usize]>)>, &Self) {
+    pub(crate) fn root_cause_in(&self) -> (Option<InGroup<'_>>, &Self) {
         let (mut group, mut error) = (None, self);
         loop {
             if let Self::Interrupted { cause, .. } | Self::Poisoned { cause, .. } = error {

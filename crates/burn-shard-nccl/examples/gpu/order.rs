@@ -88,12 +88,10 @@ pub(crate) fn race(library: Library, world_size: usize) -> ExitCode {
             finish_stream(&compute);
             let value = |rank: usize, index: usize| ((round + rank + index) % 1021) as f32;
             for index in 0..NUMEL {
-                // SAFETY: pinned above, that long, and nobody else's.
-                unsafe {
-                    host.cast::<f32>()
-                        .add(index)
-                        .write(value(group.rank(), index))
-                };
+                // SAFETY: in the pinned memory, which is that long.
+                let place = unsafe { host.cast::<f32>().add(index) };
+                // SAFETY: pinned above, and nobody else's.
+                unsafe { place.write(value(group.rank(), index)) };
             }
             // Milliseconds on a GPU.
             for _ in 0..8 {
@@ -115,10 +113,12 @@ pub(crate) fn race(library: Library, world_size: usize) -> ExitCode {
             finish_stream(&compute);
             let own = NUMEL / world_size;
             for index in 0..own {
+                // SAFETY: in the pinned memory, which is that long.
+                let place = unsafe { host.cast::<f32>().add(index) };
                 // SAFETY: written by the stream, which is at its end.
-                let found = unsafe { host.cast::<f32>().add(index).read() };
-                let place = group.rank() * own + index;
-                let expected: f32 = (0..world_size).map(|rank| value(rank, place)).sum();
+                let found = unsafe { place.read() };
+                let element = group.rank() * own + index;
+                let expected: f32 = (0..world_size).map(|rank| value(rank, element)).sum();
                 assert_eq!(found, expected, "round {round}, element {index}");
             }
         }

@@ -110,6 +110,7 @@ fn codec_not_built_in(metadata: &parquet::file::metadata::ParquetMetaData) -> Op
 }
 
 #[cfg(all(test, feature = "parquet"))]
+#[allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 mod tests {
     use std::fs::File;
     use std::path::PathBuf;
