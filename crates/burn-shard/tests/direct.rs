@@ -49,6 +49,13 @@ unsafe impl Memory for Counting {
         // SAFETY: the caller's.
         unsafe { self.inner.free(address) }
     }
+    fn pin(&self, bytes: usize) -> Result<*mut u8, NcclError> {
+        self.inner.pin(bytes)
+    }
+    unsafe fn unpin(&self, address: *mut u8) {
+        // SAFETY: the caller's.
+        unsafe { self.inner.unpin(address) }
+    }
     unsafe fn upload(&self, from: *const u8, to: u64, bytes: usize) -> Result<(), NcclError> {
         self.staged_bytes.fetch_add(bytes, Relaxed);
         // SAFETY: the caller's.

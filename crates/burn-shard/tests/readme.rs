@@ -5,7 +5,7 @@
 use std::path::Path;
 
 const ALLOW: &str =
-    "#![allow(clippy::print_stdout, reason = \"an example shows what it computes\")]\n\n";
+    "#![allow(clippy::print_stdout, reason = \"an example shows what it computes\")]\n";
 
 #[test]
 fn the_program_of_the_readme_is_the_example() {

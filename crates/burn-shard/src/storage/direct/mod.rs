@@ -4,14 +4,14 @@
 //! ([`Communicator::memory_device`](burn_shard_comm::Communicator::memory_device)) is given addresses of
 //! CubeCL's buffers. What it asks of their owner ([`burn_shard_nccl::Owner`]) is kept as follows.
 //!
-//! - *Stay where they are*: a binding is held for as long as a collective may read the memory: CubeCL
-//!   neither frees nor moves what is bound. It does not count as a share, so that nobody copies what is
-//!   merely being sent.
+//! - *Stay as they are*: a handle is held for as long as a collective may use the memory. CubeCL neither
+//!   frees nor moves it meanwhile, and Burn, which writes in place only what has one holder, copies it
+//!   first.
 //! - *Written before they are read*: buffers are resolved on CubeCL's own thread, behind all launches of
 //!   this rank's thread, whose stream by then waits for the streams of other threads that wrote them;
 //!   the communicator's stream then waits for that stream.
-//! - *Not reused too early*: this thread's stream waits for the communicator's. What it launches next,
-//!   and the memory it frees, come after the collective.
+//! - *Read after they are written*: when a result is taken, this thread's stream waits for the
+//!   communicator's. Nothing waits for an input, so that a backward goes on while gradients are reduced.
 //!
 //! So a rank's modules have to be used from one thread at a time, as everywhere in this crate.
 
@@ -29,7 +29,6 @@ use burn_std::id::StreamId;
 use cubecl::server::{Handle, ServerError};
 use cubecl_common::device::DeviceId;
 use cubecl_common::device_handle::{CallResultExt, DeviceHandle};
-use cubecl_server::memory_management::ManagedMemoryBinding;
 use cubecl_server::server::ServerStorage;
 use cubecl_server::storage::ComputeStorage;
 
@@ -132,24 +131,20 @@ impl Direct {
             .into_iter()
             .map(|(numel, handle)| handle.filter(|_| numel > 0))
             .collect();
-        let pinned = parts.iter().flatten();
-        let pinned = pinned
-            .map(|handle| handle.memory.clone().binding())
-            .collect();
+        let held = parts.iter().flatten().cloned().collect();
         let (addresses, owner) = self.resolve(parts).map_err(|error| Error::DeviceMemory {
             rank: self.rank,
             message: error.to_string(),
         })?;
         // SAFETY: CubeCL has just said where the buffers are; they are at least as long as their
-        // tensors, and aligned for any element. The bindings keep them there while the segments live; later
-        // the owner's hooks do, see the module documentation.
+        // tensors, and aligned for any element. The handles keep them there while the segments live.
         let device = unsafe { DeviceSegments::new(self.number, addresses, owner) };
         Ok(DirectSegments {
             dtype,
             numels,
             purpose,
             device,
-            _pinned: pinned,
+            _held: held,
         })
     }
 
@@ -193,7 +188,7 @@ pub(crate) struct DirectSegments {
     numels: Vec<usize>,
     purpose: Purpose,
     device: DeviceSegments,
-    _pinned: Vec<ManagedMemoryBinding>,
+    _held: Vec<Handle>,
 }
 
 impl Segments for DirectSegments {
