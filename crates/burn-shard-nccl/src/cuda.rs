@@ -180,7 +180,9 @@ fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     let mut location: sys::CUmemLocation = unsafe { mem::zeroed() };
     location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
     // SAFETY: the second of two `int`s, as asserted above.
-    unsafe { (&raw mut location).cast::<i32>().add(1).write(device) };
+    let id = unsafe { (&raw mut location).cast::<i32>().add(1) };
+    // SAFETY: within `location`, which nobody else uses.
+    unsafe { id.write(device) };
     location
 }
 
