@@ -186,7 +186,9 @@ impl NcclCommunicator {
     ) -> Result<Started, Error> {
         let Start { call, input, width } = what;
         let mut next = self.next.lock();
-        let (name, mut agreement) = self.begin(&mut next, &call)?;
+        // The control group has no elements that it could ask.
+        let described = call.described(input.as_deref().map(|input| input as _));
+        let (name, mut agreement) = self.begin(&mut next, &described)?;
         let link = &self.link;
         let device = input.as_ref().and_then(|input| on_device(input.device()));
         if let Some(device) = device {

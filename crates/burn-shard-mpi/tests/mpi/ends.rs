@@ -68,7 +68,10 @@ pub(crate) fn stall() {
 pub(crate) fn nobody_left(output: &str) {
     let pids: Vec<&str> = output
         .lines()
-        .filter_map(|line| line.strip_prefix("pid "))
+        // After "test rank ... ", where a rank has one core.
+        .filter_map(|line| line.split_once("pid "))
+        .map(|(_, pid)| pid)
+        .filter(|pid| pid.parse::<u32>().is_ok())
         .collect();
     assert!(!pids.is_empty(), "{output}");
     let end = Instant::now() + Duration::from_secs(60);
