@@ -14,6 +14,7 @@ cargo test --locked -p burn-shard-nccl --features cuda
 cargo test --locked -p burn-shard-nccl --features cuda --test real -- --ignored
 
 folder=$(GPU_PROFILE=dev scripts/gpu-build.sh double | tail -n 1)
+folder=$(cd "$folder" && pwd)
 "$folder/gpu-check.sh" --double
 # It notices losses that differ.
 printf '1.5\n1.25\n' >"$folder/a" && printf '1.5\n1.2501\n' >"$folder/b"

@@ -46,7 +46,7 @@
 //! | shards within a machine, copies across | [`ShardConfig::shard_ranks`] |
 //! | gathers ahead of their use | [`ShardConfig::prefetch`] |
 //! | activation checkpointing | [`checkpoint()`] |
-//! | saving and resuming, on any number of ranks | [`checkpoint::Checkpoints`](crate::checkpoint::Checkpoints) |
+//! | saving and resuming, on any number of ranks | [`checkpoint::Checkpoints`] |
 //!
 //! # Design
 //!

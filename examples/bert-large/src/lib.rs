@@ -54,10 +54,10 @@ pub fn run(options: &Options, peak_bytes: fn() -> usize) -> Result<Option<u8>, E
     run_on(&ranks, options, run, &device, peak_bytes)
 }
 
-/// [`run`] on ranks that have met already.
+/// [`run()`] on ranks that have met already.
 ///
 /// # Errors
-/// As [`run`].
+/// As [`run()`].
 pub fn run_on(
     ranks: &Ranks,
     options: &Options,

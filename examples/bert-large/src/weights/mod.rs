@@ -1,7 +1,7 @@
 //! Reads a Hugging Face checkpoint into the model: `model.safetensors`, or the
 //! `model.safetensors.index.json` of one in several files.
 //!
-//! [`checkpoint`] reads files and undoes what differs between them; here their tensors meet the
+//! `checkpoint` reads files and undoes what differs between them; here their tensors meet the
 //! model's. The encoder and the embeddings have to be there. Heads that a checkpoint lacks are drawn,
 //! as Hugging Face does it, and said.
 
