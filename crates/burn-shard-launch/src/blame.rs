@@ -56,6 +56,10 @@ impl Ended {
             Some(Record::Failed(at)) => Some(at),
             // If nobody has failed since, leaving was no failure, and what came after it was.
             Some(Record::Left(at)) if last_failure.is_some_and(|last| last >= at) => Some(at),
+            // Told or not: it was no signal that a launcher sends.
+            None if self.ending.is_violent() && self.ending != Ending::Signaled(SIGKILL) => {
+                Some(earlier(self.seen, 2 * LATE))
+            }
             Some(Record::Left(_)) | None if self.was_told => None,
             Some(Record::Left(_)) => Some(self.seen),
             // A process that is killed loses its connections first, and its peers may exit before its own
@@ -172,6 +176,9 @@ mod tests {
         told.was_told = true;
         assert_eq!(first_to_fail(&[told, ended(ONE, 900, None)], None), Some(1));
         assert_eq!(first_to_fail(&[told], None), None);
+        // It was ending by itself when it was told.
+        told.ending = Ending::Signaled(SIGABRT);
+        assert_eq!(first_to_fail(&[told, ended(ONE, 900, None)], None), Some(0));
     }
 
     #[test]
