@@ -195,6 +195,37 @@ fn running_statistics_are_those_of_rank_0_and_stay_usable() {
     }
 }
 
+#[test]
+fn a_record_brings_its_running_statistics_integers_and_flags() {
+    for strategy in ShardingStrategy::ALL {
+        ProcessGroup::spawn(2, |group| {
+            let device = device();
+            let rank = group.rank();
+            let wrap = |module| ShardedModule::new(module, small_groups(strategy), &group).unwrap();
+            // One record for all ranks.
+            let source = wrap(Mixed::new(7, &device)).unsharded().train();
+            let _output = source.forward(input(4, 6, 9, &device));
+            let saved = source.valid();
+            let model = wrap(Mixed::new(rank, &device)).load_record(saved.clone().into_record());
+            let statistics = |module: &Mixed| {
+                let [mean, var] = [&module.norm.running_mean, &module.norm.running_var];
+                [
+                    common::bits(mean.value_sync()),
+                    common::bits(var.value_sync()),
+                ]
+            };
+            for module in [&*model, &model.unsharded()] {
+                assert_eq!(statistics(module), statistics(&saved), "{strategy}");
+                let counts: Vec<i64> = module.counts.val().into_data().iter().collect();
+                assert_eq!(counts, [12, -7, 1 << 20], "{strategy}");
+                let mask: Vec<bool> = module.mask.val().into_data().iter().collect();
+                assert_eq!(mask, [false, false], "{strategy}");
+            }
+        })
+        .unwrap();
+    }
+}
+
 /// Burn keeps the latest update of a running statistic aside until someone asks for it.
 #[test]
 fn an_update_still_pending_on_a_rank_does_not_replace_rank_0s_statistics() {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn_shard_checkpoint::{Checkpoint, DTypePolicy, Renames, Resolution, TensorName, Wanted};
 
-use super::buffers::{self, Buffer};
 use super::save::owned;
 use super::{Loaded, State, stored_type};
 use crate::module::bind::ids;
+use crate::module::buffers::{self, Buffer};
 use crate::oss::{LoadedState, RestoredState};
 use crate::runtime::engine::Engine;
 use crate::storage::ledger::MemoryKind;

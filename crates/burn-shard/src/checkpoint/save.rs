@@ -9,7 +9,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Checkpoints, State, buffers, stored_type};
+use super::{Checkpoints, State, stored_type};
+use crate::module::buffers::{self, Buffer};
 use crate::runtime::engine::Engine;
 use crate::{Error, Oss, ShardedModule};
 
@@ -116,7 +117,7 @@ impl<M: Module> Save<'_, M> {
         }
         if engine.rank() == 0 {
             let buffers = buffers::collect(engine.plan(), self.model.inner());
-            parts.extend(buffers.into_iter().map(buffers::Buffer::part));
+            parts.extend(buffers.into_iter().map(Buffer::part));
         }
         parts
     }

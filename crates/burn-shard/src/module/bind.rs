@@ -1,13 +1,15 @@
 //! Takes a module's tensors out into flat buffers, and puts views of flat buffers into it.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Shape, Tensor};
 
-use super::path::Path;
+use super::walk::{MapParam, VisitParam, map_params, visit_params};
 use crate::runtime::engine::Engine;
 use crate::storage::flat::{Flat, FlatTensor, from_flat, to_flat};
 use crate::storage::ledger::MemoryKind;
+
+const ALL_MET: &str = "every parameter of the plan should be in the module, once";
 
 /// One parameter taken out of its module.
 #[derive(Debug)]
@@ -58,40 +60,29 @@ pub(crate) fn detach<M: Module>(
     gradients: &mut GradientsParams,
 ) -> (M, Vec<Detached>) {
     let mut detach = Detach {
-        engine,
-        path: Path::default(),
         gradients,
         detached: engine.plan().params.iter().map(|_| None).collect(),
     };
-    let skeleton = module.map(&mut detach);
+    let skeleton = map_params(engine.plan(), module, &mut detach);
     let detached = detach
         .detached
         .into_iter()
-        .map(|param| param.expect("every parameter of the plan should still be in the module"))
+        .map(|param| param.expect(ALL_MET))
         .collect();
     (skeleton, detached)
 }
 
 struct Detach<'a> {
-    engine: &'a Engine,
-    path: Path,
     gradients: &'a mut GradientsParams,
     detached: Vec<Option<Detached>>,
 }
 
-impl ModuleMapper for Detach<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(index) = self.engine.plan().find(&self.path.join()) else {
-            return param;
-        };
+impl MapParam for Detach<'_> {
+    fn map_param<const D: usize>(
+        &mut self,
+        index: usize,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
         let state = AutodiffState::of(&tensor);
         let placeholder = Tensor::<D>::zeros([0; D], &without_autodiff(&tensor));
@@ -117,35 +108,19 @@ pub(crate) fn bind<M: Module>(
     skeleton: M,
     tensors: Vec<(FlatTensor, AutodiffState)>,
 ) -> M {
-    skeleton.map(&mut Bind {
-        engine,
-        path: Path::default(),
-        tensors: tensors.into_iter().map(Some).collect(),
-    })
+    let mut bind = Bind(tensors.into_iter().map(Some).collect());
+    map_params(engine.plan(), skeleton, &mut bind)
 }
 
-struct Bind<'a> {
-    engine: &'a Engine,
-    path: Path,
-    tensors: Vec<Option<(FlatTensor, AutodiffState)>>,
-}
+struct Bind(Vec<Option<(FlatTensor, AutodiffState)>>);
 
-impl ModuleMapper for Bind<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(index) = self.engine.plan().find(&self.path.join()) else {
-            return param;
-        };
-        let Some((tensor, state)) = self.tensors[index].take() else {
-            return param;
-        };
+impl MapParam for Bind {
+    fn map_param<const D: usize>(
+        &mut self,
+        index: usize,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
+        let (tensor, state) = self.0[index].take().expect(ALL_MET);
         let (id, _, mapper) = param.consume();
         Param::from_mapped_value(id, state.lift(from_flat(tensor)), mapper)
     }
@@ -246,70 +221,27 @@ fn pack_group(engine: &Engine, group: usize, detached: &[Detached]) -> Flat {
     engine.context.place_host(MemoryKind::Parameters, buffer)
 }
 
-/// Takes the full parameters out of a plain module of the same structure, in plan order.
-pub(crate) fn take_parameters<M: Module>(engine: &Engine, module: M) -> Vec<Option<FlatTensor>> {
-    let (_, detached) = detach(engine, module, &mut GradientsParams::new());
-    detached
-        .into_iter()
-        .map(|param| Some(param.tensor))
-        .collect()
-}
-
-/// Puts full parameters into a wrapped module's plain module, in place of what is stored. Buffers stay.
-pub(crate) fn put_parameters<M: Module>(
-    engine: &Engine,
-    module: M,
-    full: Vec<Option<FlatTensor>>,
-) -> M {
-    struct Put<'a> {
-        engine: &'a Engine,
-        path: Path,
-        full: Vec<Option<FlatTensor>>,
-    }
-    impl ModuleMapper for Put<'_> {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.enter(name);
-        }
-
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.exit();
-        }
-
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let index = self.engine.plan().find(&self.path.join());
-            let Some(full) = index.and_then(|index| self.full[index].take()) else {
-                return param;
-            };
-            param.map(|stored| AutodiffState::of(&stored).lift(from_flat(full)))
-        }
-    }
-    module.map(&mut Put {
-        engine,
-        path: Path::default(),
-        full,
-    })
+/// Puts the parameters of a plain module of the same structure into a wrapped module's plain module, in
+/// place of what is stored. Buffers stay.
+pub(crate) fn put_parameters<M: Module>(engine: &Engine, module: M, plain: M) -> M {
+    let detach = |module| detach(engine, module, &mut GradientsParams::new());
+    let (_, full) = detach(plain);
+    let (skeleton, stored) = detach(module);
+    let states = stored.into_iter().map(|param| param.state);
+    let full = full.into_iter().map(|param| param.tensor);
+    bind(engine, skeleton, full.zip(states).collect())
 }
 
 /// The module with parameters of the full shapes that have no elements of their own, to be shown.
 pub(crate) fn with_full_shapes<M: Module>(engine: &Engine, module: M) -> M {
-    struct Shapes<'a> {
-        engine: &'a Engine,
-        path: Path,
-    }
-    impl ModuleMapper for Shapes<'_> {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.enter(name);
-        }
-
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.exit();
-        }
-
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let Some(index) = self.engine.plan().find(&self.path.join()) else {
-                return param;
-            };
-            let shape = Shape::from(self.engine.plan().params[index].shape.clone());
+    struct Shapes<'a>(&'a Engine);
+    impl MapParam for Shapes<'_> {
+        fn map_param<const D: usize>(
+            &mut self,
+            index: usize,
+            param: Param<Tensor<D>>,
+        ) -> Param<Tensor<D>> {
+            let shape = Shape::from(self.0.plan().params[index].shape.clone());
             param.map(|stored| {
                 let device = without_autodiff(&stored);
                 let one = Tensor::<D>::zeros([1; D], &device);
@@ -317,10 +249,7 @@ pub(crate) fn with_full_shapes<M: Module>(engine: &Engine, module: M) -> M {
             })
         }
     }
-    module.map(&mut Shapes {
-        engine,
-        path: Path::default(),
-    })
+    map_params(engine.plan(), module, &mut Shapes(engine))
 }
 
 /// The stored tensors of a module, in plan order.
@@ -340,36 +269,17 @@ pub(crate) fn ids<M: Module>(engine: &Engine, module: &M) -> Vec<ParamId> {
 }
 
 fn visit<M: Module>(engine: &Engine, module: &M) -> Vec<(ParamId, FlatTensor)> {
-    struct Visit<'a> {
-        engine: &'a Engine,
-        path: Path,
-        found: Vec<Option<(ParamId, FlatTensor)>>,
-    }
-    impl ModuleVisitor for Visit<'_> {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.enter(name);
-        }
-
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.exit();
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(index) = self.engine.plan().find(&self.path.join()) {
-                self.found[index] = Some((param.id, to_flat(param.base())));
-            }
+    struct Visit(Vec<Option<(ParamId, FlatTensor)>>);
+    impl VisitParam for Visit {
+        fn visit_param<const D: usize>(&mut self, index: usize, param: &Param<Tensor<D>>) {
+            self.0[index] = Some((param.id, to_flat(param.base())));
         }
     }
-    let mut visit = Visit {
-        engine,
-        path: Path::default(),
-        found: engine.plan().params.iter().map(|_| None).collect(),
-    };
-    module.visit(&mut visit);
-    let met = "every parameter of the plan should still be in the module";
+    let mut visit = Visit(engine.plan().params.iter().map(|_| None).collect());
+    visit_params(engine.plan(), module, &mut visit);
     visit
-        .found
+        .0
         .into_iter()
-        .map(|found| found.expect(met))
+        .map(|found| found.expect(ALL_MET))
         .collect()
 }

@@ -2,44 +2,27 @@
 
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::path::Path;
+use super::walk::{VisitParam, visit_params};
 use crate::autodiff::graph::Graph;
 use crate::autodiff::ops::node_of;
 use crate::runtime::instance::Instance;
 
 /// Tells the current instance under which nodes the module's gradients are registered.
 pub(crate) fn note_leaves<M: Module>(graph: &Graph, module: &M) {
-    module.visit(&mut NoteLeaves {
-        instance: graph.engine.instance(),
-        graph,
-        path: Path::default(),
-    });
+    let engine = &graph.engine;
+    let mut note = NoteLeaves(engine.instance());
+    visit_params(engine.plan(), module, &mut note);
 }
 
-struct NoteLeaves<'a> {
-    graph: &'a Graph,
-    instance: Arc<Instance>,
-    path: Path,
-}
+struct NoteLeaves(Arc<Instance>);
 
-impl ModuleVisitor for NoteLeaves<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let plan = self.graph.engine.plan();
-        if let Some(index) = plan.find(&self.path.join()) {
-            let base = param.base();
-            let leaf = base.is_require_grad().then(|| node_of(base)).flatten();
-            self.instance.note_leaf(index, leaf);
-        }
+impl VisitParam for NoteLeaves {
+    fn visit_param<const D: usize>(&mut self, index: usize, param: &Param<Tensor<D>>) {
+        let base = param.base();
+        let leaf = base.is_require_grad().then(|| node_of(base)).flatten();
+        self.0.note_leaf(index, leaf);
     }
 }

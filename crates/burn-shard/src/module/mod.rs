@@ -1,8 +1,10 @@
 //! What users put around their module, and how its tensors are taken out of it and put back.
 
 pub(crate) mod bind;
+pub(crate) mod buffers;
 mod inspect;
 mod leaves;
 pub(crate) mod path;
 pub(crate) mod sharded_module;
+mod walk;
 mod wrap;

@@ -14,7 +14,8 @@ use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::Device;
 use burn_shard_comm::ProcessGroup;
 
-use super::bind::{Storage, detach, put_parameters, take_parameters, with_full_shapes};
+use super::bind::{Storage, detach, put_parameters, with_full_shapes};
+use super::buffers;
 use super::leaves::note_leaves;
 use crate::autodiff::graph::Graph;
 use crate::error::or_panic;
@@ -404,9 +405,13 @@ impl<M: Module> Module for ShardedModule<M> {
     /// collective; every rank loads the same record.
     fn try_load_record(self, record: ModuleRecord) -> Result<Self, RecordError> {
         let loaded = self.unsharded().try_load_record(record)?;
-        let full = take_parameters(self.engine(), loaded);
         let engine = Arc::clone(self.engine());
-        Ok(self.rebuild_with(|inner| put_parameters(&engine, inner, full)))
+        let buffers = buffers::collect(engine.plan(), &loaded);
+        Ok(
+            self.rebuild_with(|inner| {
+                buffers::put(put_parameters(&engine, inner, loaded), buffers)
+            }),
+        )
     }
 
     fn quantize_weights(self, _quantizer: &mut Quantizer) -> Self {
