@@ -233,7 +233,7 @@ impl HugePageAllocator {
     ///
     /// # Safety
     ///
-    /// As for [`GlobalAlloc::realloc`].
+    /// The conditions of [`GlobalAlloc::realloc`] hold.
     unsafe fn relocate(&self, ptr: *mut u8, layout: Layout, new_layout: Layout) -> *mut u8 {
         // SAFETY: the caller vouches that the new layout is valid and not empty.
         let new_ptr = unsafe { self.alloc(new_layout) };

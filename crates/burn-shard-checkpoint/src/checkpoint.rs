@@ -233,7 +233,8 @@ impl Checkpoint {
         (0..self.files.len()).try_for_each(|file| self.verify_file(file))
     }
 
-    /// As [`verify`](Self::verify), but goes on: everything that is wrong, at most one error per file.
+    /// Checks as [`verify`](Self::verify) does, but goes on: everything that is wrong, at most one error
+    /// per file.
     #[must_use]
     pub fn verify_all(&self) -> Vec<Error> {
         (0..self.files.len())

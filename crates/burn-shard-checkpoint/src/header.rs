@@ -111,6 +111,6 @@ impl Header {
 #[serde(untagged)]
 enum Value {
     Tensor(TensorInfo),
-    /// Of `__metadata__`, which says nothing that is needed.
+    /// The value of `__metadata__`, which says nothing that is needed.
     About(#[allow(dead_code, reason = "checked for its type")] HashMap<String, String>),
 }

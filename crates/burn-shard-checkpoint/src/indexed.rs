@@ -175,7 +175,7 @@ impl IndexedSafetensors {
         left
     }
 
-    /// As [`Checkpoint::resolve`](crate::Checkpoint::resolve).
+    /// Finds what is wanted as [`Checkpoint::resolve`](crate::Checkpoint::resolve) does.
     ///
     /// # Errors
     ///

@@ -56,8 +56,8 @@ impl<'a> TensorPart<'a> {
         Self::new(name, dtype, shape, ranges, Source::Bytes(bytes.into()))
     }
 
-    /// As [`ranges`](Self::ranges), of which the bytes are fetched when their turn comes, and
-    /// dropped once written: from a device, for example, one tensor at a time.
+    /// A part like that of [`ranges`](Self::ranges), of which the bytes are fetched when their turn comes,
+    /// and dropped once written: from a device, for example, one tensor at a time.
     pub fn lazy(
         name: TensorName,
         dtype: DType,

@@ -26,7 +26,8 @@ pub struct Call {
     pub numels: Vec<usize>,
     /// What the caller says the elements are, see [`Segments::label`]; 0 for a broadcast.
     pub label: u64,
-    /// The same for people, see [`Segments::describe`]: empty until an error needs it, and not compared.
+    /// What the caller says the elements are, for people, see [`Segments::describe`]: empty until an error
+    /// needs it, and not compared.
     pub description: String,
 }
 

@@ -220,7 +220,7 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::reduce_scatter`].
+    /// The errors of [`Communicator::reduce_scatter`].
     fn all_reduce(&self, input: Arc<dyn Segments>, op: ReduceOp) -> Result<Box<dyn Work>, Error>;
 
     /// Starts a collective of which every rank ends with the input of rank `root`.
@@ -230,7 +230,7 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     ///
     /// # Memory
     ///
-    /// As [`Communicator::all_gather`].
+    /// Buffers are held as by [`Communicator::all_gather`].
     ///
     /// # Errors
     ///

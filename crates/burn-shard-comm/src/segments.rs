@@ -71,7 +71,7 @@ pub trait SegmentsMut {
     fn numel(&self, index: usize) -> usize;
     /// Bytes of segment `index`, `numel(index) * dtype().size_bytes()` of them.
     fn bytes_mut(&mut self, index: usize) -> &mut [u8];
-    /// As [`Segments::device`]; `bytes_mut` is not called then.
+    /// Where the elements are, as for [`Segments::device`]; if on a device, `bytes_mut` is not called.
     fn device(&self) -> Option<&dyn Any> {
         None
     }
@@ -116,7 +116,7 @@ impl<T: Element> SegmentsMut for OwnedSegments<T> {
 pub enum MaybeSegment<T> {
     /// These elements.
     Present(Vec<T>),
-    /// As many zeros, not stored.
+    /// Zeros that are not stored, as many as the segment would have elements.
     Absent {
         /// Elements the segment would have.
         numel: usize,

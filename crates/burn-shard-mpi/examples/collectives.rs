@@ -91,7 +91,7 @@ fn ms(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
 }
 
-/// Of the slowest rank, nearly: all begin together.
+/// The milliseconds of the slowest rank, nearly: all begin together.
 fn ours(what: What, numel: usize) -> Result<f64, Box<dyn Error>> {
     let mut transport = MpiTransport::init()?;
     let ranks = transport.world_size();

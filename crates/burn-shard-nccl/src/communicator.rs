@@ -146,7 +146,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::barrier`], and if NCCL does not end.
+    /// The errors of [`Communicator::barrier`], and one if NCCL does not end.
     pub fn close(self) -> Result<(), Error> {
         self.barrier()?;
         let call = Caller::barrier();
@@ -280,7 +280,7 @@ impl NcclCommunicator {
 ///
 /// # Errors
 ///
-/// As [`NcclCommunicator::new`].
+/// The errors of [`NcclCommunicator::new`].
 #[cfg(feature = "cuda")]
 pub fn process_group(control: &ProcessGroup, device: usize) -> Result<ProcessGroup, NcclError> {
     let memory = crate::cuda::Cuda::new(device).map(|cuda| Arc::new(cuda) as _);

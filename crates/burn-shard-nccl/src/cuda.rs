@@ -346,7 +346,7 @@ impl Cuda {
 
     /// # Safety
     ///
-    /// As [`Cuda::recorded`].
+    /// The conditions of [`Cuda::recorded`] hold.
     unsafe fn wait_event(&self, stream: CUstream, event: &CudaEvent) -> Result<(), NcclError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the event is alive, the stream the caller's.

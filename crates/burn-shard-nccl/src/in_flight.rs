@@ -278,7 +278,7 @@ const WAITING: &str = "what all ranks have started (a GPU, its driver or the net
 pub(crate) struct Kept {
     memory: Arc<dyn Memory>,
     input: Option<Arc<dyn Segments>>,
-    /// Of each call, if its result was small.
+    /// The result of each call, if it was small.
     pub(crate) received: Vec<Option<Received>>,
     event: Option<Box<dyn Event>>,
     over: bool,

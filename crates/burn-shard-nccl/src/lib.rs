@@ -46,8 +46,8 @@
 //!
 //! # Errors
 //!
-//! As for every communicator. What fails in NCCL or the driver is [`Error::Backend`] on the rank where
-//! it fails, with the code and the text; the others hear of it through the control group. The
+//! Errors are those of every communicator. What fails in NCCL or the driver is [`Error::Backend`] on the
+//! rank where it fails, with the code and the text; the others hear of it through the control group. The
 //! collective of an integer type that NCCL lacks (16 bits) works from the host, and is refused on the
 //! device.
 //!

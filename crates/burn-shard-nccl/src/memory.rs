@@ -121,7 +121,7 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// As for [`Memory::wait_for`].
+    /// The conditions of [`Memory::wait_for`] hold.
     ///
     /// # Errors
     ///

@@ -55,7 +55,7 @@ impl Launch {
 /// How elements travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
-    /// As they are.
+    /// Elements as they are.
     Same,
     /// 16-bit integers, which NCCL does not have, as 32-bit ones. Sums wrap to the same 16 bits.
     Doubled,

@@ -201,7 +201,7 @@ impl Link {
         }
     }
 
-    /// As [`Link::checked`], of an output of `call`.
+    /// Checks an output of `call` as [`Link::checked`] does.
     pub(crate) fn checked_output<'a>(
         &self,
         call: &Call,

@@ -198,7 +198,7 @@ fn a_reduction_in_flight_is_watched_while_its_rank_is_held() {
     all_ended();
 }
 
-/// Of more than page-locked memory holds.
+/// The upload is of more than page-locked memory holds.
 #[test]
 fn a_large_upload_behind_a_kernel_that_hangs_ends_at_the_deadline() {
     let _one = ONE.lock();

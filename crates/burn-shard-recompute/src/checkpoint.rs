@@ -75,7 +75,7 @@ where
 ///
 /// # Panics
 ///
-/// As [`checkpoint`] does. Under [`Random::Ignore`] nothing is known of numbers drawn.
+/// Panics as [`checkpoint`] does. Under [`Random::Ignore`] nothing is known of numbers drawn.
 ///
 /// # Examples
 ///

@@ -36,7 +36,7 @@ pub trait TensorMapper {
 /// }
 /// ```
 pub trait Tensors: Sized {
-    /// The same with each float tensor replaced by what `mapper` makes of it.
+    /// This value with each float tensor replaced by what `mapper` makes of it.
     fn map_tensors<M: TensorMapper>(self, mapper: &mut M) -> Self;
 }
 

@@ -118,7 +118,7 @@ pub enum Error {
         on_rank_0: String,
         /// The first rank that differs from rank 0.
         other: usize,
-        /// That rank's line.
+        /// The line in its place in the plan of rank `other`.
         on_other: String,
     },
 

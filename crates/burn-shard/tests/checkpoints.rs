@@ -22,7 +22,8 @@ use burn_shard::{
 use common::{Batch, Bits, OddNet, assert_bits, device, values};
 use serde_json::json;
 
-/// The same batches on the same number of ranks before and after, so that bits can be equal.
+/// How many batches a step has. They are the same before and after on the same number of ranks, so that
+/// bits can be equal.
 const BATCHES: usize = 2;
 
 fn small_groups(strategy: ShardingStrategy) -> ShardConfig {

@@ -36,7 +36,7 @@ pub fn open(path: &Path) -> Result<File, Error> {
 /// All bytes of a regular file.
 ///
 /// # Errors
-/// As [`open`].
+/// The errors of [`open`].
 pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     open(path)?
@@ -51,7 +51,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
 /// The first bytes of a file, for [`kind_of`].
 ///
 /// # Errors
-/// As [`open`].
+/// The errors of [`open`].
 pub fn head(path: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let result: io::Result<usize> = open(path)?.take(HEAD).read_to_end(&mut bytes);

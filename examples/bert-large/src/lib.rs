@@ -57,7 +57,7 @@ pub fn run(options: &Options, peak_bytes: fn() -> usize) -> Result<Option<u8>, E
 /// [`run()`] on ranks that have met already.
 ///
 /// # Errors
-/// As [`run()`].
+/// The errors of [`run()`].
 pub fn run_on(
     ranks: &Ranks,
     options: &Options,

@@ -97,7 +97,7 @@ impl Ranks {
     /// What `make` says on rank 0, a failed collective on the others.
     ///
     /// # Panics
-    /// As `make`, on rank 0.
+    /// If `make` panics, on rank 0.
     pub fn from_first<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         make: impl FnOnce() -> Result<T, Error> + Send + 'static,
@@ -144,7 +144,7 @@ impl Ranks {
     /// with "rank 0 has left". A panic (Burn's signatures return no error) is an error, too.
     ///
     /// # Errors
-    /// As `work`.
+    /// The errors of `work`.
     pub fn together<T>(&self, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let Self::Process(group) = self else {
             return work();

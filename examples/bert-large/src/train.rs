@@ -84,9 +84,9 @@ impl RankReport {
 /// The losses of a step, before its update.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepLoss {
-    /// Of the masked tokens.
+    /// The loss of the masked tokens.
     pub masked_lm: f64,
-    /// Of the next sentences; 0 without that head.
+    /// The loss of the next sentences; 0 without that head.
     pub next_sentence: f64,
 }
 

@@ -126,7 +126,7 @@ pub(crate) fn save(
     writer.publish(&reports, &describe(step), keep)
 }
 
-/// That `checkpoint` is the one that [`save`] wrote for its step.
+/// Checks that `checkpoint` is the one that [`save`] wrote for its step.
 pub(crate) fn assert_holds_its_step(checkpoint: &Checkpoint) {
     let step = checkpoint.manifest().step;
     let model = model(step);

@@ -99,7 +99,7 @@ macro_rules! conformance_tests {
     )*};
 }
 
-/// As [`conformance_tests!`](crate::conformance_tests), for communicators that can be split.
+/// Makes tests as [`conformance_tests!`](crate::conformance_tests) does, for communicators that can be split.
 #[macro_export]
 macro_rules! sub_group_tests {
     ($launcher:expr) => {

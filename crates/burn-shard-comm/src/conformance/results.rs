@@ -40,7 +40,7 @@ pub fn collectives_match_a_naive_reference(launcher: &impl Launcher) {
     }
 }
 
-/// The same for buffers that a backend splits over threads.
+/// Every collective, element type and operation, on buffers that a backend splits over threads.
 pub fn large_buffers_match_a_naive_reference(launcher: &impl Launcher) {
     launcher.run(2, |group| collectives::<f32>(&group, &[LARGE]));
     launcher.run(3, |group| {

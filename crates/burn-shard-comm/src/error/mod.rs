@@ -179,7 +179,7 @@ pub enum Error {
         collective: Collective,
         /// The device of the communicator.
         expected: usize,
-        /// That of the segments.
+        /// The device of the segments.
         found: Option<usize>,
     },
 

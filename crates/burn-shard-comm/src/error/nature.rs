@@ -51,7 +51,7 @@ impl Error {
         self.root_cause_in().1
     }
 
-    /// As [`Error::root_cause`], with the color and ranks of the sub-group it happened in.
+    /// The [`Error::root_cause`], with the color and ranks of the sub-group it happened in.
     pub(crate) fn root_cause_in(&self) -> (Option<InGroup<'_>>, &Self) {
         let (mut group, mut error) = (None, self);
         loop {

@@ -12,7 +12,7 @@ use crate::split::{Counter, Members};
 /// One rank's part in a group.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// The same on all its ranks, and as good as never that of another group.
+    /// The number of the group: equal on all its ranks, and as good as never that of another group.
     pub(super) number: u32,
     pub(super) members: Members,
     pub(super) counter: Arc<Counter>,

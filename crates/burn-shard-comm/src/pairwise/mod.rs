@@ -85,11 +85,11 @@ const LINGER: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 ///
-/// As [`Communicator`]. The deadline of a call counts from its turn on, and from the last time that
-/// anything was exchanged: a collective that moves is not late. It fails by its deadline even if
-/// nobody waits for it yet. A failure also ends earlier collectives that some ranks have completed and this
-/// one has not. Once time is up, a rank listens for a quarter of the deadline, at most a second, to hear whom
-/// the others miss, so that all name the rank that is stopped and not one that waits for it.
+/// Fails as described at [`Communicator`]. The deadline of a call counts from its turn on, and from the
+/// last time that anything was exchanged: a collective that moves is not late. It fails by its deadline
+/// even if nobody waits for it yet. A failure also ends earlier collectives that some ranks have completed
+/// and this one has not. Once time is up, a rank listens for a quarter of the deadline, at most a second, to
+/// hear whom the others miss, so that all name the rank that is stopped and not one that waits for it.
 ///
 /// The rank leaves when the last handle is dropped. That waits up to five seconds for collectives that
 /// were started, which go on in the background after that, if the process does. If the handle is

@@ -35,7 +35,7 @@ pub(super) fn first_word(failure: Failure, transport: &mut dyn Transport) -> Fai
     }
 }
 
-/// Of what ranks said, that which names only ranks that are missed and do not wait themselves.
+/// The one of the ranks' statements that names only ranks that are missed and do not wait themselves.
 ///
 /// None if there are no such ranks: then the first to speak is right.
 pub(super) fn verdict(statements: &[Error]) -> Option<Error> {

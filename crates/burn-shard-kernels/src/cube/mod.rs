@@ -1,4 +1,4 @@
-//! The same steps for buffers on a device, written once in CubeCL for every runtime it has.
+//! The steps of this crate for buffers on a device, written once in CubeCL for every runtime it has.
 //!
 //! What lives here: fused [Adam and AdamW](adamw_step) and [SGD](sgd_step) over [flat
 //! buffers](FlatBuffer), [packing](pack()) of scattered tensors into a flat buffer and back, [`norms`], and

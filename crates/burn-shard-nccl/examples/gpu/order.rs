@@ -1,4 +1,5 @@
-//! That a rank which waits for nothing ends in time, and that streams are ordered where they have to be.
+//! Checks that a rank which waits for nothing ends in time, and that streams are ordered where they have
+//! to be.
 
 use std::{
     any::Any,
@@ -167,7 +168,7 @@ impl Owner for ByStream {
 }
 
 impl Owned {
-    /// Of the stream of `compute`, on the device of `memory`.
+    /// A buffer that belongs to the stream of `compute`, on the device of `memory`.
     fn new(compute: &Arc<dyn Memory>, memory: &Arc<dyn Memory>, numel: usize) -> Self {
         let address = compute.allocate(numel * 4).unwrap();
         let owner = Box::new(ByStream(Arc::clone(compute)));

@@ -99,7 +99,7 @@ fn peers(driver: &Driver, devices: &[c_int]) -> Finding {
     )
 }
 
-/// Of `CUdevice_attribute`.
+/// A value of the driver's `CUdevice_attribute`, as are the next two.
 const MEMORY_POOLS: c_int = 115;
 const MAJOR: c_int = 75;
 const MINOR: c_int = 76;
@@ -107,24 +107,24 @@ const SUCCESS: c_int = 0;
 
 /// A few functions of `libcuda.so.1`.
 struct Driver {
-    library: Library,
+    loaded: Library,
 }
 
 impl Driver {
     fn open() -> Result<Self, NcclError> {
         // SAFETY: what has this name is NVIDIA's driver.
         let library = unsafe { Library::new("libcuda.so.1") };
-        let library = library.map_err(|_| NcclError::DriverMissing {
+        let loaded = library.map_err(|_| NcclError::DriverMissing {
             search: crate::library::search_path(),
         })?;
-        Ok(Self { library })
+        Ok(Self { loaded })
     }
 
     fn version(&self) -> CudaVersion {
         let mut version = 0;
         // SAFETY: the header's type.
         let get = unsafe {
-            self.library
+            self.loaded
                 .get::<unsafe extern "C" fn(*mut c_int) -> c_int>("cuDriverGetVersion")
         };
         if let Ok(get) = get {
@@ -139,17 +139,17 @@ impl Driver {
         const MISSING: c_int = -1;
         // SAFETY: the header's types, here and below.
         let init = unsafe {
-            self.library
+            self.loaded
                 .get::<unsafe extern "C" fn(c_uint) -> c_int>("cuInit")
         };
         // SAFETY: as above.
         let count = unsafe {
-            self.library
+            self.loaded
                 .get::<unsafe extern "C" fn(*mut c_int) -> c_int>("cuDeviceGetCount")
         };
         // SAFETY: as above.
         let get = unsafe {
-            self.library
+            self.loaded
                 .get::<unsafe extern "C" fn(*mut c_int, c_int) -> c_int>("cuDeviceGet")
         };
         let (Ok(init), Ok(count), Ok(get)) = (init, count, get) else {
@@ -184,7 +184,7 @@ impl Driver {
         let mut bytes = 0usize;
         // SAFETY: the header's types, here and below.
         let get_name = unsafe {
-            self.library
+            self.loaded
                 .get::<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>("cuDeviceGetName")
         };
         if let Ok(get_name) = get_name {
@@ -193,7 +193,7 @@ impl Driver {
         }
         // SAFETY: as above.
         let total = unsafe {
-            self.library
+            self.loaded
                 .get::<unsafe extern "C" fn(*mut usize, c_int) -> c_int>("cuDeviceTotalMem_v2")
         };
         if let Ok(total) = total {
@@ -216,7 +216,7 @@ impl Driver {
         let mut value = 0;
         // SAFETY: the header's type.
         let get = unsafe {
-            self.library
+            self.loaded
                 .get::<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>(
                     "cuDeviceGetAttribute",
                 )
@@ -232,7 +232,7 @@ impl Driver {
         let mut value = 0;
         // SAFETY: the header's type.
         let can = unsafe {
-            self.library
+            self.loaded
                 .get::<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>(
                     "cuDeviceCanAccessPeer",
                 )

@@ -104,7 +104,7 @@ fn shared_memory(mounts: &str) -> Finding {
     }
 }
 
-/// As in the options of a mount: 65536k.
+/// The bytes of a size as it is in the options of a mount: 65536k.
 fn bytes(size: &str) -> Option<u64> {
     let (digits, unit) = size.split_at(
         size.find(|c: char| !c.is_ascii_digit())
@@ -149,7 +149,7 @@ fn open_files(limits: &str) -> Finding {
     }
 }
 
-/// Of `/proc/self/limits`.
+/// The soft limit of that name in the text of `/proc/self/limits`.
 fn soft_limit<'a>(limits: &'a str, name: &str) -> Option<&'a str> {
     let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()

@@ -121,8 +121,8 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// The same on every rank: what any of them could not write ([`Error::Checkpoint`]), or a failure of
-    /// the communicator. Earlier checkpoints are untouched then, and training may go on.
+    /// Every rank has the same error: what any of them could not write ([`Error::Checkpoint`]), or a failure
+    /// of the communicator. Earlier checkpoints are untouched then, and training may go on.
     pub fn save<M: Module>(
         &self,
         step: u64,
@@ -145,7 +145,7 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// The same on every rank: no checkpoint, a damaged one, one of another module
+    /// Every rank has the same error: no checkpoint, a damaged one, one of another module
     /// ([`Error::Checkpoint`]), an optimizer of another kind ([`Error::OtherOptimizer`]).
     pub fn load<M: Module>(
         &self,

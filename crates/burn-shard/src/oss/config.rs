@@ -77,7 +77,7 @@ pub(super) struct Method {
     pub(super) group: ParamGroup,
     /// The stock optimizer, on one-dimensional shards.
     pub(super) stock: Arc<dyn DynOptimizer>,
-    /// The same in one pass over memory, where there is such a kernel; `f32` only.
+    /// The optimizer's step in one pass over memory, where there is such a kernel; `f32` only.
     pub(super) fused: Option<Fused>,
     pub(super) clip_value: Option<f32>,
 }

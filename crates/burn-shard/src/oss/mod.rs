@@ -98,7 +98,7 @@ impl Oss {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     ///
     /// # Panics
     ///

@@ -24,7 +24,7 @@ use crate::storage::pool::Buffer;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OptimizerScalars(BTreeMap<String, ParamScalars>);
 
-/// The same of one parameter.
+/// What the state of one parameter is beside its tensors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ParamScalars {
     /// Steps made.

@@ -98,7 +98,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// As [`Oss::try_step`]; the scale stays as it was.
+    /// The errors of [`Oss::try_step`]; the scale stays as it was.
     pub fn step<M: Module>(
         &mut self,
         optimizer: &mut Oss,

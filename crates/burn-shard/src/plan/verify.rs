@@ -1,4 +1,4 @@
-//! That all ranks have the same plan, found out before anything else is sent.
+//! Checks that all ranks have the same plan, before anything else is sent.
 
 use std::fmt::Write as _;
 

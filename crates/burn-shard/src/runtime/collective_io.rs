@@ -95,7 +95,7 @@ impl Context {
         OutputBuffer::Host(self.pool.zeros(kind, bytes))
     }
 
-    /// The same contents where collectives read them, so that tensors cut from it need no copy each.
+    /// The contents of `flat` where collectives read them, so that tensors cut from there need no copy each.
     pub(crate) fn readable(&self, flat: &Flat) -> Flat {
         if self.memory.collectives_in_place() {
             flat.clone()

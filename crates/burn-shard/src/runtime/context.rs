@@ -117,7 +117,7 @@ impl Context {
         HostTensor::view(self.pool.zeros(kind, bytes).freeze(), 0, shape, dtype)
     }
 
-    /// The same elements in another type, where they are.
+    /// The elements of `flat` in another type, in the memory where they are.
     pub(crate) fn cast(&self, kind: MemoryKind, flat: &Flat, from: DType, to: DType) -> Flat {
         match flat {
             Flat::Host(bytes) => {

@@ -52,7 +52,7 @@ impl std::fmt::Debug for CachedRead {
 /// Where the parameters of a group are.
 #[derive(Debug, Default)]
 pub(crate) enum Params {
-    /// As they are stored.
+    /// Parameters as they are stored.
     #[default]
     Sharded,
     /// A gather has been started ahead of their use.

@@ -19,7 +19,7 @@ pub(crate) struct Schedule {
     observed: Option<Observed>,
     /// Groups in the order in which the last pass needed them gathered.
     gathers: Vec<usize>,
-    /// The same of this pass.
+    /// Groups in the order in which this pass has needed them gathered.
     gathering: Vec<usize>,
     /// Position in `gathers` after the last gather.
     next_gather: usize,

@@ -152,7 +152,7 @@ impl DeviceFlat {
         shared
     }
 
-    /// The same elements in another type.
+    /// The elements in another type.
     pub(crate) fn cast(&self, from: DType, to: DType) -> Self {
         let numel = self.len / from.size_bytes();
         let cast = self.accelerator.empty(numel * to.size_bytes());
@@ -166,7 +166,7 @@ impl DeviceFlat {
         self.len
     }
 
-    /// As kernels want it.
+    /// The buffer as kernels want it.
     pub(crate) fn buffer(&self, dtype: DType) -> Result<FlatBuffer, Error> {
         let dtype = supported(&self.accelerator.client, dtype)?;
         let numel = self.len / dtype.size_bytes();
@@ -289,7 +289,7 @@ impl DeviceTensor {
         Cube::from_cube(*self.0, &device)
     }
 
-    /// The same elements in another shape.
+    /// The elements in another shape.
     pub(crate) fn reshaped(self, shape: &[usize]) -> Self {
         let CubeTensor {
             client,

@@ -32,7 +32,7 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
-    /// Of tensors on `device`; `None` if it is of a backend this build cannot shard on.
+    /// The memory of tensors on `device`; `None` if that is of a backend this build cannot shard on.
     pub(crate) fn of(device: &Device) -> Option<Self> {
         #[allow(clippy::wildcard_enum_match_arm, reason = "backends of other features")]
         match device.clone().without_autodiff().as_dispatch() {
@@ -44,7 +44,7 @@ impl Memory {
         }
     }
 
-    /// The same, for a group whose communicator may reach the device.
+    /// This memory, for a group whose communicator may reach the device.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Memory {
         }
     }
 
-    /// That of the communicator's reach, if it reaches the module's device.
+    /// The communicator's reach into device memory, if it reaches the module's device.
     #[cfg(feature = "nccl")]
     pub(crate) fn direct(&self) -> Option<&Direct> {
         match self {
@@ -195,7 +195,7 @@ impl FlatTensor {
         }
     }
 
-    /// The same elements in another type.
+    /// The elements in another type.
     pub(crate) fn cast<B: FlatBackend>(self, dtype: DType) -> Self {
         if self.dtype() == dtype {
             return self;
@@ -214,7 +214,7 @@ impl FlatTensor {
         to_flat(tensor.mul_scalar(factor))
     }
 
-    /// The same elements as a tensor of one axis.
+    /// The elements as a tensor of one axis.
     fn flattened(&self) -> Self {
         match self {
             Self::Host(tensor) => Self::Host(tensor.clone().flattened()),

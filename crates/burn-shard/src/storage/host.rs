@@ -94,7 +94,7 @@ impl HostTensor {
         self.shape.num_elements()
     }
 
-    /// The same elements in one axis.
+    /// The elements in one axis.
     pub(crate) fn flattened(mut self) -> Self {
         self.shape = Shape::from(vec![self.numel()]);
         self

@@ -27,7 +27,7 @@ pub struct Fill {
 }
 
 impl Fill {
-    /// Of another module, by path.
+    /// Fills with the values of another module, by path.
     pub fn with(values: Bits) -> Self {
         Self {
             path: Vec::new(),

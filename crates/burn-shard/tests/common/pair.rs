@@ -139,7 +139,7 @@ impl<M: Module> Pair<M> {
         self.step_with(loss, |_, grads| grads)
     }
 
-    /// The same with gradients that are changed before the step.
+    /// Does what [`step`](Self::step) does, with gradients that are changed before the step.
     pub fn step_with(
         mut self,
         loss: impl Fn(&M) -> Tensor<1>,

@@ -136,7 +136,7 @@ fn penalty<M: Module>(module: &M) -> Tensor<1> {
     magnitudes.0.unwrap() * 0.01
 }
 
-/// The same penalty over parameters that are read where the loss is made.
+/// Here the penalty is summed over parameters that are read where the loss is made.
 #[test]
 fn a_penalty_of_parameters_that_are_read_equals_that_of_the_plain_module() {
     for_all(|group, strategy| {
@@ -222,7 +222,7 @@ fn gradients_left_out_on_all_ranks_leave_their_parameters_as_they_are() {
     });
 }
 
-/// As an adversarial pair is trained: each with an optimizer of its own.
+/// Two modules are trained as an adversarial pair is: each with an optimizer of its own.
 #[test]
 fn two_wrapped_modules_are_read_stepped_and_differentiated_in_any_order() {
     for_all(|group, strategy| {

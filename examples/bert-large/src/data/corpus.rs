@@ -111,7 +111,7 @@ impl Corpus {
         self.documents.iter().map(Document::bytes).sum()
     }
 
-    /// The same for the same text, on any machine with the same Rust release.
+    /// A number that is the same for the same text, on any machine with the same Rust release.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for document in &self.documents {

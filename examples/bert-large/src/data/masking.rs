@@ -7,7 +7,7 @@ use super::tokenizer::Vocabulary;
 
 /// The share of tokens that the model has to find, as in the BERT paper.
 const MASKED: f64 = 0.15;
-/// Of those, the share that `[MASK]` replaces; a random word replaces half of the others.
+/// The share of hidden tokens that `[MASK]` replaces; a random word replaces half of the others.
 const AS_MASK: f64 = 0.8;
 
 /// A hidden token.

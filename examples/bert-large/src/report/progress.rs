@@ -24,11 +24,11 @@ const SPARKLINE: usize = 12;
 pub struct Step {
     /// The mean over ranks.
     pub loss: StepLoss,
-    /// Of all ranks, without padding.
+    /// The tokens of all ranks, without padding.
     pub tokens: f64,
     /// How long it took.
     pub seconds: f64,
-    /// Of rank 0.
+    /// The memory of rank 0.
     pub memory: MemoryReport,
 }
 

@@ -123,7 +123,7 @@ fn fitting(
 /// device's float type.
 ///
 /// # Errors
-/// As [`check`], or the file changed in between.
+/// The errors of [`check`], and one if the file changed in between.
 pub fn load(mut model: BertForPreTraining, path: &Path) -> Result<BertForPreTraining, Error> {
     let (tensors, _) = fitting(&model, path)?;
     let device = model

@@ -33,7 +33,7 @@ pub(super) fn resolve(
 
 struct CpuOwner {
     client: Client,
-    /// Of the thread that resolved the buffers.
+    /// The stream of the thread that resolved the buffers.
     stream: StreamId,
     deadline: Duration,
 }

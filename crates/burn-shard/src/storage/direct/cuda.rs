@@ -28,7 +28,7 @@ pub(super) fn resolve(
 
 struct CudaOwner {
     device: DeviceId,
-    /// Of the thread that resolved the buffers.
+    /// The stream of the thread that resolved the buffers.
     stream: StreamId,
 }
 

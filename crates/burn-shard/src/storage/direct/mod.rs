@@ -36,12 +36,12 @@ use crate::Error;
 use crate::purpose::Purpose;
 use crate::storage::device::{Accelerator, DeviceFlat, DeviceTensor};
 
-/// That the communicator of a group reaches the memory of the module's device.
+/// Shows that the communicator of a group reaches the memory of the module's device.
 #[derive(Clone, Debug)]
 pub(crate) struct Direct {
     rank: usize,
     accelerator: Accelerator,
-    /// Of the device, among those of its kind.
+    /// The number of the device among those of its kind.
     number: usize,
     /// For where there is no stream to order, and the host has to wait.
     #[cfg(feature = "cpu")]
