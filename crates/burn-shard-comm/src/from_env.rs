@@ -3,13 +3,13 @@
 use std::{net::IpAddr, sync::Arc};
 
 use crate::{
+    ending::{Ending, record},
     error::Error,
     group::ProcessGroup,
     pairwise::Pairwise,
     placement::{Placement, PlacementError},
     rendezvous::Rendezvous,
     spawn::Local,
-    tcp::record::{Ending, record},
 };
 
 const BIND: &str = "BURN_SHARD_BIND";

@@ -80,6 +80,7 @@ mod communicator;
 pub mod conformance;
 mod deadline;
 mod dtype;
+mod ending;
 mod error;
 mod from_env;
 mod group;

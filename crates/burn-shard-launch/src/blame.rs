@@ -56,17 +56,18 @@ impl Ended {
             Some(Record::Failed(at)) => Some(at),
             // If nobody has failed since, leaving was no failure, and what came after it was.
             Some(Record::Left(at)) if last_failure.is_some_and(|last| last >= at) => Some(at),
-            // Told or not: it was no signal that a launcher sends.
-            None if self.ending.is_violent() && self.ending != Ending::Signaled(SIGKILL) => {
-                Some(earlier(self.seen, 2 * LATE))
-            }
-            Some(Record::Left(_)) | None if self.was_told => None,
-            Some(Record::Left(_)) => Some(self.seen),
+            Some(Record::Left(_)) => (!self.was_told).then_some(self.seen),
+            None if self.was_told && !self.ended_by_its_own_signal() => None,
             // A process that is killed loses its connections first, and its peers may exit before its own
             // end is reported.
             None if self.ending.is_violent() => Some(earlier(self.seen, 2 * LATE)),
             None => Some(earlier(self.seen, LATE)),
         }
+    }
+
+    /// Whether it was a signal that no launcher sends, told or not.
+    fn ended_by_its_own_signal(&self) -> bool {
+        self.ending.is_violent() && self.ending != Ending::Signaled(SIGKILL)
     }
 
     /// Whether its failure has nothing to do with a signal to the launcher, which may have gone to the

@@ -174,7 +174,9 @@ impl Job<'_> {
         in_thread(move || {
             // It can only fail if this process's own code has reaped the child.
             let ending = ranks::wait(pid).unwrap_or(Ending::Exited(1));
-            ended.send(Event::Ended(local_rank, ending)).ok();
+            ended
+                .send(Event::Ended(local_rank, ending, SystemTime::now()))
+                .ok();
         })?;
         self.open_streams += 2;
         Ok(())
@@ -200,8 +202,8 @@ impl Job<'_> {
 
     fn handle(&mut self, event: &Event) {
         match *event {
-            Event::Ended(local_rank, ending) => {
-                self.ended[local_rank] = Some((ending, SystemTime::now()));
+            Event::Ended(local_rank, ending, seen) => {
+                self.ended[local_rank] = Some((ending, seen));
                 if !ending.is_success() {
                     self.end_others(local_rank, ending);
                 }

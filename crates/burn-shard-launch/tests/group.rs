@@ -150,43 +150,25 @@ fn a_job_of_a_real_group_ends_when_a_rank_is_killed() {
     }
 }
 
-/// Tries of one fault. On a busy machine the launcher may see the end of a rank that records nothing only after
-/// those of its peers, and then names one of them.
-const TRIES: usize = 4;
-
 #[test]
 fn the_rank_that_fails_in_order_is_named_and_ends_its_clean_up() {
     for (fault, line, code) in FAULTS {
         for victim in [0, 2] {
-            let tries: Vec<String> = (0..TRIES)
-                .map_while(|_| named_and_cleaned_up((fault, line, code), victim).err())
-                .collect();
-            assert!(tries.len() < TRIES, "{}", tries.join("\n"));
+            let output = job(3, fault, victim).run();
+            let (out, err) = (text(&output.stdout), text(&output.stderr));
+            let what = format!("{fault} of rank {victim}: {out}{err}");
+            assert_eq!(output.status.code(), Some(code), "{what}");
+            let first = format!("rank {victim} was the first to fail: ");
+            assert!(err.contains(&first), "{what}");
+            let (_, tail) = err
+                .split_once(&format!("last lines of rank {victim}:\n"))
+                .expect(&what);
+            assert!(tail.contains(line), "{what}");
+            // Nothing can be cleaned up by a process that has ended itself.
+            if matches!(fault, "panic" | "abort" | "return") {
+                let cleaned_up = format!("[{victim}] cleaned up");
+                assert!(out.contains(&cleaned_up), "{what}");
+            }
         }
     }
-}
-
-/// What is wrong with the end of a job in which `victim` fails, if anything is.
-fn named_and_cleaned_up(
-    (fault, line, code): (&str, &str, i32),
-    victim: usize,
-) -> Result<(), String> {
-    let output = job(3, fault, victim).run();
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    let first = format!("rank {victim} was the first to fail: ");
-    let last_lines = format!("last lines of rank {victim}:\n");
-    let tail = err.split_once(&last_lines).map(|(_, tail)| tail);
-    // Nothing can be cleaned up by a process that has ended itself.
-    let cleans_up = matches!(fault, "panic" | "abort" | "return");
-    let is_right = output.status.code() == Some(code)
-        && err.contains(&first)
-        && tail.is_some_and(|tail| tail.contains(line))
-        && (!cleans_up || out.contains(&format!("[{victim}] cleaned up")));
-    if is_right {
-        return Ok(());
-    }
-    Err(format!(
-        "{fault} of rank {victim}: {:?}: {out}{err}",
-        output.status
-    ))
 }

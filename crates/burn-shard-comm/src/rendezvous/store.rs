@@ -20,6 +20,7 @@ use super::{
     secret::Nonce,
 };
 use crate::{
+    ending::{Ending, record},
     sockets::{slice, wait},
     time::after,
 };
@@ -181,6 +182,7 @@ impl Store {
 
     /// Tells all ranks that this one fails, and why; then waits a moment, see [`Store::see_off`].
     pub(crate) fn report(&mut self, error: &RendezvousError) {
+        record(Ending::Failed);
         // A longer one would be taken for nonsense.
         let mut message = error.to_string();
         message.truncate(message.floor_char_boundary(MAX_TEXT_BYTES));

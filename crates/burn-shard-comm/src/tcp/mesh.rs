@@ -12,11 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    TcpTransport,
-    peer::Peer,
-    record::{Ending, record},
-};
+use super::{TcpTransport, peer::Peer};
 use crate::{
     rendezvous::{
         Acceptor, Failed, Rendezvous, RendezvousError, Secret, Store, dial, explain, offer,
@@ -69,7 +65,6 @@ impl Rendezvous {
                 Ok(transport)
             }
             Err(error) => {
-                record(Ending::Failed);
                 store.report(&error);
                 Err(error)
             }

@@ -4,7 +4,6 @@
 
 mod mesh;
 mod peer;
-pub(crate) mod record;
 
 use std::time::{Duration, Instant};
 
@@ -115,7 +114,6 @@ impl Transport for TcpTransport {
     }
 
     fn ask(&mut self, words: &[u8], limit: Limit<'_>) -> Option<Vec<(usize, Vec<u8>)>> {
-        record::record(record::Ending::Failed);
         for peer in self.peers.iter_mut().flatten() {
             if let Err(error) = peer.tell(words, limit.at) {
                 log::debug!("a rank was gone before it heard whom this one misses: {error}");
@@ -142,11 +140,6 @@ impl Transport for TcpTransport {
     }
 
     fn farewell(&mut self, words: &[u8], limit: Limit<'_>) {
-        record::record(if words.is_empty() {
-            record::Ending::Left
-        } else {
-            record::Ending::Failed
-        });
         for peer in self.peers.iter_mut().flatten() {
             if let Err(error) = peer.say_farewell(words, limit.at) {
                 log::debug!("a rank was gone before it heard of the end: {error}");

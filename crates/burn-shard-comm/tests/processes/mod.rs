@@ -13,13 +13,19 @@ use burn_shard_comm::{Launcher, Placement, Rendezvous, Token};
 /// Long enough never to be met by accident; no test waits for it.
 pub(crate) const LONG: Duration = Duration::from_secs(90);
 
-/// A port nobody listens on: below those that the system gives to connections, another for each test.
+/// A port nobody listens on: below those that the system gives to connections, another at each call. None comes
+/// twice, since a job whose rank 0 is dead waits for its port while others begin.
 pub(crate) fn free_port() -> u16 {
+    const PORTS: u32 = 500;
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let base = 20_000 + (std::process::id() % 120) * 100;
+    let base = 10_500 + (std::process::id() % 44) * PORTS;
     loop {
         let offset = NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = u16::try_from(base + offset % 100).unwrap();
+        assert!(
+            offset < PORTS,
+            "a test program that needs more than {PORTS} ports"
+        );
+        let port = u16::try_from(base + offset).unwrap();
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }

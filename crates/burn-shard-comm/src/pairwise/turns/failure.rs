@@ -10,6 +10,7 @@ use std::{
 
 use super::{State, Turns};
 use crate::{
+    ending::{Ending, record},
     error::Error,
     pairwise::{header::Numbered, line::Failure, verdict, words, work::Job},
     time::after,
@@ -38,6 +39,7 @@ impl Turns {
             at: after(Instant::now(), verdict::hearing(deadline)),
             cancelled: &self.cancelled,
         };
+        record(Ending::Failed);
         let said = transport.ask(&words::encode(self.rank, own.unwrap_or(first)), limit)?;
         let mut statements = vec![first.clone()];
         statements.extend(own.cloned());
@@ -162,6 +164,10 @@ impl Turns {
 
     pub(super) fn fail_locked(&self, state: &mut State, cause: Arc<Error>) {
         if state.failure.is_none() {
+            // Before a caller can see it, who may end the process.
+            if fails_this_rank(&cause) {
+                record(Ending::Failed);
+            }
             state.failure = Some(cause);
         }
         self.cancelled.store(true, Ordering::Release);
@@ -170,15 +176,19 @@ impl Turns {
 
     /// Says farewell, if that has not been said: with words if the group has failed.
     pub(super) fn part(&self) {
-        // Whoever has the transport gives it back within its deadline, or soon if it is cancelled.
-        let Some(mut transport) = self.wire.lock().transport.take() else {
+        // Whoever has the transport gives it back within its deadline, or soon if it is cancelled. Held until
+        // all is said: the caller may end the process.
+        let mut wire = self.wire.lock();
+        let Some(mut transport) = wire.transport.take() else {
             return;
         };
         let failure = self.state.lock().failure.clone();
-        let words = match failure.as_deref() {
-            // All ranks know of a mismatch, but for one in a sub-group.
-            None | Some(Error::Mismatch { .. }) => Vec::new(),
-            Some(error) => words::encode(self.rank, error),
+        let words = match failure.filter(|error| fails_this_rank(error)) {
+            None => {
+                record(Ending::Left);
+                Vec::new()
+            }
+            Some(error) => words::encode(self.rank, &error),
         };
         let limit = Limit {
             at: after(Instant::now(), FAREWELL),
@@ -186,4 +196,9 @@ impl Turns {
         };
         transport.farewell(&words, limit);
     }
+}
+
+/// Whether others have to hear of it: all ranks know of a mismatch, but for one in a sub-group.
+const fn fails_this_rank(error: &Error) -> bool {
+    !matches!(error, Error::Mismatch { .. })
 }
