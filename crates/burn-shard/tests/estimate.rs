@@ -25,6 +25,7 @@ fn configs(strategy: ShardingStrategy, world_size: usize) -> Vec<ShardConfig> {
         config(),
         config().with_prefetch(0),
         config().with_prefetch(2),
+        config().with_defer_gather(true),
         config().with_mixed_precision(Some(mixed)),
         config().with_ignored_params(vec!["layers.1".to_owned()]),
     ];

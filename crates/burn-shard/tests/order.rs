@@ -26,7 +26,7 @@ use burn_shard::{
     CommError, Communicator, Local, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule,
     ShardingStrategy, Traffic,
 };
-use burn_shard_comm::{Call, SegmentLayout, Segments, Work};
+use burn_shard_comm::{Call, SegmentLayout, Segments, SegmentsMut, Work};
 
 /// What happened on one rank, in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,6 +34,10 @@ enum Event {
     /// Backward has reached the input of this layer, so its gradients exist.
     Passed(usize),
     Gather {
+        numel: usize,
+    },
+    /// A gather has ended, since someone waited for it.
+    Received {
         numel: usize,
     },
     Reduce {
@@ -122,6 +126,29 @@ impl Logging {
     }
 }
 
+/// A gather that is not over.
+struct Awaited {
+    work: Box<dyn Work>,
+    numel: usize,
+    log: Log,
+}
+
+impl Work for Awaited {
+    fn is_ready(&self) -> bool {
+        self.work.is_ready()
+    }
+
+    fn wait(&mut self) -> Result<(), CommError> {
+        self.work.wait()
+    }
+
+    fn finish(self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), CommError> {
+        let numel = self.numel;
+        self.log.push(Event::Received { numel });
+        self.work.finish(output)
+    }
+}
+
 impl Communicator for Logging {
     fn rank(&self) -> usize {
         self.inner.rank()
@@ -142,7 +169,9 @@ impl Communicator for Logging {
     ) -> Result<Box<dyn Work>, CommError> {
         let numel = numels.iter().sum();
         self.log.push(Event::Gather { numel });
-        self.inner.all_gather(input, numels)
+        let work = self.inner.all_gather(input, numels)?;
+        let log = self.log.clone();
+        Ok(Box::new(Awaited { work, numel, log }))
     }
     fn reduce_scatter(
         &self,
@@ -247,11 +276,12 @@ fn seen(events: Vec<Event>) -> Vec<Seen> {
     let layer = |n| (0..DEPTH).find(|&i| numel(i) == n).unwrap();
     events
         .into_iter()
-        .map(|event| match event {
-            Event::Passed(layer) => Seen::Passed(layer),
-            Event::Gather { numel } => Seen::Gathered(layer(numel)),
-            Event::Reduce { numel } => Seen::Reduced(layer(numel)),
-            Event::Usage => Seen::End,
+        .filter_map(|event| match event {
+            Event::Passed(layer) => Some(Seen::Passed(layer)),
+            Event::Gather { numel } => Some(Seen::Gathered(layer(numel))),
+            Event::Received { .. } => None,
+            Event::Reduce { numel } => Some(Seen::Reduced(layer(numel))),
+            Event::Usage => Some(Seen::End),
         })
         .collect()
 }
@@ -458,6 +488,63 @@ fn a_prefetched_gather_starts_that_many_layers_before_its_layer_is_reached() {
             }
         }
     }
+}
+
+/// All are under way when the step ends, and none of them has been waited for: that is left to the reads of
+/// the next forward, in their own order.
+#[test]
+fn a_deferred_gather_is_started_by_the_step_and_awaited_by_the_forward() {
+    for strategy in [
+        ShardingStrategy::OptimizerState,
+        ShardingStrategy::Gradients,
+    ] {
+        for defers in [false, true] {
+            let logs = [Log::default(), Log::default()];
+            let of_rank = logs.clone();
+            Local::new(2)
+                .deadline(Duration::from_secs(60))
+                .wrap(move |inner| {
+                    let log = of_rank[inner.rank()].clone();
+                    Arc::new(Logging { inner, log })
+                })
+                .spawn(|group: ProcessGroup| {
+                    let (rank, device) = (group.rank(), Device::flex().autodiff());
+                    let config = ShardConfig::new(strategy)
+                        .with_group_cap_bytes(4 * numel(DEPTH - 1))
+                        .with_defer_gather(defers);
+                    let model = Reversed::new(&device);
+                    let model = ShardedModule::new(model, config, &group).unwrap();
+                    let mut oss = Oss::new(AdamConfig::new(), &group).unwrap();
+                    let loss = model.loss(&logs[rank], rank, &[], &device);
+                    let grads = GradientsParams::from_grads(loss.backward(), &model);
+                    logs[rank].take();
+                    let model = oss.step(1e-3, model, grads);
+                    let (started, received) = gathers_of(&logs[rank].take());
+                    assert_eq!(started.len(), DEPTH, "{strategy}");
+                    assert_eq!(received.len(), if defers { 0 } else { DEPTH });
+
+                    drop(model.loss(&logs[rank], rank, &[], &device));
+                    let (started, received) = gathers_of(&logs[rank].take());
+                    assert!(started.is_empty(), "{strategy}");
+                    let expected: Vec<usize> = (0..DEPTH).map(numel).collect();
+                    assert_eq!(received, if defers { expected } else { vec![] });
+                })
+                .unwrap();
+        }
+    }
+}
+
+/// The elements of the gathers that were started, and of those that were awaited.
+fn gathers_of(events: &[Event]) -> (Vec<usize>, Vec<usize>) {
+    let started = events.iter().filter_map(|event| match event {
+        Event::Gather { numel } => Some(*numel),
+        Event::Passed(_) | Event::Received { .. } | Event::Reduce { .. } | Event::Usage => None,
+    });
+    let received = events.iter().filter_map(|event| match event {
+        Event::Received { numel } => Some(*numel),
+        Event::Passed(_) | Event::Gather { .. } | Event::Reduce { .. } | Event::Usage => None,
+    });
+    (started.collect(), received.collect())
 }
 
 #[test]

@@ -206,6 +206,20 @@ fn one_large_group_equals_many_small_ones() {
     }
 }
 
+#[test]
+fn a_gather_that_is_left_to_the_next_forward_changes_no_bit() {
+    for world_size in [1, 2, 3, 4] {
+        for strategy in ShardingStrategy::ALL {
+            ProcessGroup::spawn(world_size, |group| {
+                let config = || small_groups(strategy).with_defer_gather(true);
+                compare(&group, config(), &momentum(), 0.05);
+                compare(&group, config(), &AdamConfig::new(), 1e-2);
+            })
+            .unwrap();
+        }
+    }
+}
+
 /// A missing wait would be a race; delays turn it into a difference.
 #[test]
 fn random_delays_before_every_collective_change_no_bit() {
@@ -219,7 +233,10 @@ fn random_delays_before_every_collective_change_no_bit() {
                             .with_delays(seed, std::time::Duration::from_millis(3)),
                     )
                 })
-                .spawn(|group| compare(&group, small_groups(strategy), &momentum(), 0.05))
+                .spawn(|group| {
+                    let config = small_groups(strategy).with_defer_gather(seed == 2);
+                    compare(&group, config, &momentum(), 0.05);
+                })
                 .unwrap();
         }
     }

@@ -53,6 +53,8 @@ pub(crate) struct GroupSpec {
     pub(crate) reduce: DType,
     /// The module's, but [`ShardingStrategy::Replicated`] for parameters that stay whole.
     pub(crate) strategy: ShardingStrategy,
+    /// Whether stepped parameters are gathered by the next forward, not by the step.
+    pub(crate) defers_gather: bool,
     pub(crate) layout: GroupLayout,
 }
 
@@ -62,10 +64,12 @@ impl GroupSpec {
         self.compute != self.dtype
     }
 
-    /// Whether the stored parameters are shards. Under mixed precision every strategy that shards the
-    /// optimizer keeps its master weights as shards, and the whole parameters in the compute type only.
+    /// Whether the stored parameters are shards. Under mixed precision, or if the gather after a step is left to the
+    /// next forward, every strategy that shards the optimizer stores what it steps, and the
+    /// whole parameters are made from that.
     pub(crate) fn shards_parameters(&self) -> bool {
-        self.strategy.shards_parameters() || (self.is_mixed() && self.strategy.shards_optimizer())
+        let steps_shards = self.is_mixed() || self.defers_gather;
+        self.strategy.shards_parameters() || (steps_shards && self.strategy.shards_optimizer())
     }
 
     /// Whether a read has to make the parameter from what is stored, by a gather or a cast.
@@ -206,7 +210,7 @@ impl Plan {
                 .filter(|&i| kind(self, i) == of_kind)
                 .collect();
             let params: Vec<&ParamSpec> = members.iter().map(|&i| &self.params[i]).collect();
-            let (dtype, _) = of_kind;
+            let (dtype, is_trainable) = of_kind;
             let mixed = config.mixed_precision.filter(|_| dtype == DType::F32);
             let compute = mixed.map_or(dtype, |mixed| mixed.param.dtype());
             let reduce = mixed.map_or(dtype, |mixed| mixed.reduce.dtype());
@@ -232,6 +236,7 @@ impl Plan {
                 compute,
                 reduce,
                 strategy,
+                defers_gather: config.defer_gather && is_trainable,
                 layout,
             });
         }

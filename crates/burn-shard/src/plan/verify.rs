@@ -42,8 +42,16 @@ impl Plan {
     /// One line per fact that all ranks must share, in plan order.
     fn describe(&self, config: &ShardConfig) -> Vec<String> {
         let mut lines = vec![format!(
-            "strategy {}, prefetch {}, {} ranks per copy, alignment {}",
-            config.strategy, config.prefetch, self.world_size, self.align_bytes
+            "strategy {}, prefetch {}, {} ranks per copy, alignment {}{}",
+            config.strategy,
+            config.prefetch,
+            self.world_size,
+            self.align_bytes,
+            if config.defer_gather {
+                ", gather deferred"
+            } else {
+                ""
+            },
         )];
         for (param, place) in self.params.iter().zip(&self.place) {
             let ParamSpec {
