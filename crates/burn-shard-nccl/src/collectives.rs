@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use burn_shard_comm::{
-    Call, Caller, Collective, Communicator, DType, Error, ReduceOp, SegmentLayout, Segments,
-    Traffic, Work, shard_numel,
+    Call, Caller, Collective, Communicator, DType, Error, Members, ReduceOp, SegmentLayout,
+    Segments, Traffic, Work, shard_numel,
 };
 
 use crate::{
@@ -16,11 +16,15 @@ use crate::{
 
 impl Communicator for NcclCommunicator {
     fn rank(&self) -> usize {
-        self.link.rank
+        self.link.members.rank()
     }
 
     fn world_size(&self) -> usize {
-        self.link.world_size
+        self.link.members.world_size()
+    }
+
+    fn members(&self) -> Members {
+        self.link.members.clone()
     }
 
     fn memory_device(&self) -> Option<usize> {
@@ -40,8 +44,8 @@ impl Communicator for NcclCommunicator {
         input: Arc<dyn Segments>,
         numels: &[usize],
     ) -> Result<Box<dyn Work>, Error> {
-        let call = self.caller().all_gather(&*input, numels)?;
-        let world_size = self.link.world_size;
+        let call = self.checked(|caller| caller.all_gather(&*input, numels))?;
+        let world_size = self.world_size();
         let from = self.checked_input(call.collective, &*input)?;
         let size_bytes = input.dtype().size_bytes();
         let launches = |stage: &mut Stage<'_>| {
@@ -78,7 +82,7 @@ impl Communicator for NcclCommunicator {
         layout: SegmentLayout,
         root: usize,
     ) -> Result<Box<dyn Work>, Error> {
-        let call = self.caller().broadcast(input.as_deref(), layout, root)?;
+        let call = self.checked(|caller| caller.broadcast(input.as_deref(), layout, root))?;
         let size_bytes = call.dtype.map_or(1, DType::size_bytes);
         let from = match &input {
             Some(input) => self.checked_input(call.collective, &**input)?,
@@ -128,8 +132,17 @@ impl Communicator for NcclCommunicator {
         self.link.comm.abort();
     }
 
+    fn split(
+        &self,
+        color: Option<usize>,
+        key: usize,
+    ) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let sub_group = self.sub_group(color, key)?;
+        Ok(sub_group.map(|sub_group| Arc::new(sub_group) as _))
+    }
+
     fn traffic(&self) -> Traffic {
-        *self.traffic.lock()
+        self.traffic.traffic()
     }
 }
 
@@ -155,8 +168,8 @@ impl NcclCommunicator {
         input: Arc<dyn Segments>,
         op: ReduceOp,
     ) -> Result<Box<dyn Work>, Error> {
-        let call = self.caller().reduction(collective, &*input, op)?;
-        let world_size = self.link.world_size;
+        let call = self.checked(|caller| caller.reduction(collective, &*input, op))?;
+        let world_size = self.world_size();
         let dtype = input.dtype();
         let device = self.checked_input(collective, &*input)?;
         let (kind, width) = match (Kind::new(dtype, op), device) {

@@ -12,9 +12,9 @@
 //! | `memory`, `cuda` | the memory NCCL works on; a GPU's, with the feature `cuda` |
 //! | `device` | segments in that memory, and their owner's part |
 //! | `stage`, `staging` | segments as NCCL takes them; page-locked memory for those on the host |
-//! | `in_flight`, `work` | what was started: waiting, failing, results |
+//! | `in_flight`, `work`, `numbers` | what was started: waiting, failing, results |
 //! | `libdevice`, [`doctor`] | what else a machine lacks for training |
-//! | `communicator`, `collectives` | how ranks begin and end, and the collectives |
+//! | `communicator`, `collectives`, `split` | how ranks begin and end, the collectives, sub-groups |
 //!
 //! # Who may touch a buffer when
 //!
@@ -70,6 +70,8 @@ mod in_flight;
 mod libdevice;
 mod library;
 mod memory;
+mod numbers;
+mod split;
 mod stage;
 mod staging;
 mod work;

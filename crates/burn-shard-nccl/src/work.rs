@@ -15,7 +15,6 @@ use crate::{
 
 /// A collective that was started. Its result is in memory of its own until it is finished.
 pub(crate) struct Started {
-    pub(crate) caller: Caller,
     pub(crate) call: Call,
     pub(crate) width: Width,
     pub(crate) launches: Vec<Launch>,
@@ -92,15 +91,16 @@ impl Started {
     ) -> Result<Option<&'a DeviceSegments>, Error> {
         let link = &self.flight.link;
         let collective = self.call.collective;
-        self.caller.output(&self.call, output)?;
+        let fits = Caller::device_member(&link.members).output(&self.call, output);
+        fits.map_err(|error| link.members.named(error))?;
         let device = link.checked_output(&self.call, output)?;
         if device.is_some() && self.width != Width::Same {
-            return Err(Error::UnsupportedDType {
-                rank: link.rank,
+            return Err(link.members.named(Error::UnsupportedDType {
+                rank: link.members.root_rank(),
                 dtype: SegmentsMut::dtype(output),
                 collective,
                 backend: BACKEND,
-            });
+            }));
         }
         Ok(device)
     }
@@ -137,28 +137,28 @@ impl Link {
         numels: &[usize],
     ) -> Result<Option<&'a DeviceSegments>, Error> {
         let Some(any) = device else { return Ok(None) };
-        let (rank, expected) = (self.rank, self.memory.device());
+        let (rank, expected) = (self.members.root_rank(), self.memory.device());
         let segments = on_device(device);
         let Some(segments) = segments.filter(|segments| segments.device() == expected) else {
             let found = any
                 .downcast_ref::<DeviceSegments>()
                 .map(DeviceSegments::device);
-            return Err(Error::OtherDevice {
+            return Err(self.members.named(Error::OtherDevice {
                 rank,
                 collective,
                 expected,
                 found,
-            });
+            }));
         };
         let addresses = segments.addresses();
         if addresses.len() != numels.len() {
             let (input, output) = (numels.len(), addresses.len());
-            return Err(Error::SegmentCountDiffers {
+            return Err(self.members.named(Error::SegmentCountDiffers {
                 rank,
                 collective,
                 input,
                 output,
-            });
+            }));
         }
         let crooked = addresses.iter().position(|address| {
             address.is_some_and(|address| !address.is_multiple_of(dtype.size_bytes() as u64))
@@ -166,7 +166,7 @@ impl Link {
         if let Some(segment) = crooked {
             let numel = numels[segment];
             let bytes = numel * dtype.size_bytes();
-            return Err(Error::BadSegment {
+            return Err(self.members.named(Error::BadSegment {
                 rank,
                 collective,
                 segment,
@@ -175,7 +175,7 @@ impl Link {
                 expected_bytes: bytes,
                 found_bytes: bytes,
                 aligned: false,
-            });
+            }));
         }
         Ok(Some(segments))
     }
@@ -193,11 +193,11 @@ impl Link {
         let mut each = segments.addresses().iter().zip(numels);
         match each.position(|(address, &numel)| address.is_none() && numel > 0) {
             None => Ok(()),
-            Some(segment) => Err(Error::AbsentSegment {
-                rank: self.rank,
+            Some(segment) => Err(self.members.named(Error::AbsentSegment {
+                rank: self.members.root_rank(),
                 collective,
                 segment,
-            }),
+            })),
         }
     }
 
