@@ -8,8 +8,7 @@ use burn_shard_comm::{
 };
 
 use crate::{
-    communicator::{NcclCommunicator, Start},
-    error::NcclError,
+    communicator::NcclCommunicator,
     group::Kind,
     stage::{Launch, Op, Stage, Width},
 };
@@ -48,8 +47,8 @@ impl Communicator for NcclCommunicator {
         let world_size = self.world_size();
         let from = self.checked_input(call.collective, &*input)?;
         let size_bytes = input.dtype().size_bytes();
-        let launches = |stage: &mut Stage<'_>| {
-            let each = filled(&call).map(|(segment, numel)| {
+        let launches = |call: &Call, stage: &mut Stage<'_>| {
+            let each = filled(call).map(|(segment, numel)| {
                 let shard_bytes = shard_numel(numel, world_size) * size_bytes;
                 Ok(Launch {
                     segment,
@@ -61,7 +60,7 @@ impl Communicator for NcclCommunicator {
             });
             each.collect()
         };
-        self.started(&call, Some(Arc::clone(&input)), Width::Same, launches)
+        self.start(call, Some(Arc::clone(&input)), Width::Same, launches)
     }
 
     fn reduce_scatter(
@@ -88,8 +87,8 @@ impl Communicator for NcclCommunicator {
             Some(input) => self.checked_input(call.collective, &**input)?,
             None => None,
         };
-        let launches = |stage: &mut Stage<'_>| {
-            let each = filled(&call).map(|(segment, numel)| {
+        let launches = |call: &Call, stage: &mut Stage<'_>| {
+            let each = filled(call).map(|(segment, numel)| {
                 let bytes = numel * size_bytes;
                 // On the root in place: nothing is written.
                 let span = match &input {
@@ -106,11 +105,11 @@ impl Communicator for NcclCommunicator {
             });
             each.collect()
         };
-        self.started(&call, input.clone(), Width::Same, launches)
+        self.start(call, input.clone(), Width::Same, launches)
     }
 
     fn barrier(&self) -> Result<(), Error> {
-        let (_, mut agreement) = self.begin(&mut self.next.lock(), &Caller::barrier())?;
+        let (_, mut agreement) = self.begin(&mut self.next.lock(), &Caller::barrier(), None)?;
         agreement.wait().map_err(|error| {
             self.link.comm.abort();
             self.link.renumbered(error)
@@ -147,21 +146,6 @@ impl Communicator for NcclCommunicator {
 }
 
 impl NcclCommunicator {
-    fn started(
-        &self,
-        call: &Call,
-        input: Option<Arc<dyn Segments>>,
-        width: Width,
-        launches: impl FnOnce(&mut Stage<'_>) -> Result<Vec<Launch>, NcclError>,
-    ) -> Result<Box<dyn Work>, Error> {
-        let start = Start {
-            call: call.clone(),
-            input,
-            width,
-        };
-        Ok(Box::new(self.start(start, launches)?))
-    }
-
     fn reduction(
         &self,
         collective: Collective,
@@ -183,8 +167,8 @@ impl NcclCommunicator {
         } else {
             Op::AllReduce(kind)
         };
-        let launches = |stage: &mut Stage<'_>| {
-            let each = filled(&call).map(|(segment, numel)| {
+        let launches = |call: &Call, stage: &mut Stage<'_>| {
+            let each = filled(call).map(|(segment, numel)| {
                 let bytes = width.bytes(numel * dtype.size_bytes());
                 let shard = width.bytes(shard_numel(numel, world_size) * dtype.size_bytes());
                 let send_bytes = if scattered { shard * world_size } else { bytes };
@@ -204,7 +188,7 @@ impl NcclCommunicator {
             });
             each.collect()
         };
-        self.started(&call, Some(Arc::clone(&input)), width, launches)
+        self.start(call, Some(Arc::clone(&input)), width, launches)
     }
 }
 

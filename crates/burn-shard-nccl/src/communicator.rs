@@ -9,8 +9,8 @@ use std::{
 };
 
 use burn_shard_comm::{
-    Call, Caller, Collective, Communicator, DType, Error, ProcessGroup, Segments, TrafficCounter,
-    Work,
+    Call, Caller, Collective, Communicator, DType, Error, ProcessGroup, SegmentLayout, Segments,
+    TrafficCounter, Work,
 };
 use parking_lot::Mutex;
 
@@ -41,13 +41,6 @@ pub struct NcclCommunicator {
     /// Number of the next collective; held while one is started, so that both groups see one order.
     pub(crate) next: Mutex<u64>,
     pub(crate) traffic: Arc<TrafficCounter>,
-}
-
-/// A collective that is to be started.
-pub(crate) struct Start {
-    pub(crate) call: Call,
-    pub(crate) input: Option<Arc<dyn Segments>>,
-    pub(crate) width: Width,
 }
 
 impl NcclCommunicator {
@@ -172,13 +165,16 @@ impl NcclCommunicator {
         check(Caller::device_member(members)).map_err(|error| members.named(error))
     }
 
-    /// Tells the others, and gives the collective its number.
+    /// Tells the others, and gives the collective its number. The control group has no elements that it could ask what
+    /// they are: `input` says so.
     pub(crate) fn begin(
         &self,
         next: &mut u64,
         call: &Call,
+        input: Option<&dyn Segments>,
     ) -> Result<(Name, Box<dyn Work>), Error> {
-        let agreement = self.control.announce(call.clone()).map_err(|error| {
+        let agreement = self.control.announce(call.described(input));
+        let agreement = agreement.map_err(|error| {
             self.link.comm.abort();
             self.link.renumbered(error)
         })?;
@@ -188,18 +184,16 @@ impl NcclCommunicator {
         Ok((name, agreement))
     }
 
-    /// Announces the call of `what` and puts it on the stream: the calls of NCCL that `launches` returns, as
-    /// one group.
+    /// Announces `call` and puts it on the stream: the calls of NCCL that `launches` returns, as one group.
     pub(crate) fn start(
         &self,
-        what: Start,
-        launches: impl FnOnce(&mut Stage<'_>) -> Result<Vec<Launch>, NcclError>,
-    ) -> Result<Started, Error> {
-        let Start { call, input, width } = what;
+        call: Call,
+        input: Option<Arc<dyn Segments>>,
+        width: Width,
+        launches: impl FnOnce(&Call, &mut Stage<'_>) -> Result<Vec<Launch>, NcclError>,
+    ) -> Result<Box<dyn Work>, Error> {
         let mut next = self.next.lock();
-        // The control group has no elements that it could ask.
-        let described = call.described(input.as_deref().map(|input| input as _));
-        let (name, mut agreement) = self.begin(&mut next, &described)?;
+        let (name, mut agreement) = self.begin(&mut next, &call, input.as_deref())?;
         let link = &self.link;
         let device = input.as_ref().and_then(|input| on_device(input.device()));
         if let Some(device) = device {
@@ -214,7 +208,7 @@ impl NcclCommunicator {
         let mut kept = Kept::new(&link.memory, input.clone().filter(|_| device.is_some()));
         let mut stage = Stage::new(&link.memory, &link.staging, &patience);
         let launched = link.memory.enter().and_then(|()| {
-            let launches = launches(&mut stage)?;
+            let launches = launches(&call, &mut stage)?;
             if !launches.is_empty() {
                 link.comm.group(&patience, |group| {
                     launches.iter().try_for_each(|launch| {
@@ -251,14 +245,14 @@ impl NcclCommunicator {
         let scratch = stage.scratch;
         // Of a broadcast, the root's input is the result.
         let input = input.filter(|_| call.collective == Collective::Broadcast);
-        Ok(Started {
+        Ok(Box::new(Started {
             call,
             width,
             launches,
             _scratch: scratch,
             _input: input,
             flight: Flight::start(link, name, agreement, kept),
-        })
+        }))
     }
 
     pub(crate) fn unsupported(&self, collective: Collective, dtype: DType) -> Error {
@@ -276,14 +270,15 @@ impl NcclCommunicator {
         collective: Collective,
         input: &'a dyn Segments,
     ) -> Result<Option<&'a DeviceSegments>, Error> {
-        let numels: Vec<usize> = (0..input.count()).map(|i| input.numel(i)).collect();
-        let checked = self
-            .link
-            .checked(collective, input.device(), input.dtype(), &numels)?;
-        let moves = matches!(collective, Collective::AllGather | Collective::Broadcast);
-        self.link
-            .present(collective, checked.filter(|_| moves), &numels)?;
-        Ok(checked)
+        let Some(device) = input.device() else {
+            return Ok(None);
+        };
+        let SegmentLayout { dtype, numels } = SegmentLayout::of(input);
+        let checked = self.link.checked(collective, device, dtype, &numels)?;
+        if matches!(collective, Collective::AllGather | Collective::Broadcast) {
+            self.link.present(collective, checked, &numels)?;
+        }
+        Ok(Some(checked))
     }
 }
 

@@ -128,19 +128,18 @@ impl Work for Started {
 }
 
 impl Link {
-    /// The segments on the device, if they are on one, and it is ours.
+    /// The segments on the device, if it is ours.
     pub(crate) fn checked<'a>(
         &self,
         collective: Collective,
-        device: Option<&'a dyn Any>,
+        device: &'a dyn Any,
         dtype: DType,
         numels: &[usize],
-    ) -> Result<Option<&'a DeviceSegments>, Error> {
-        let Some(any) = device else { return Ok(None) };
+    ) -> Result<&'a DeviceSegments, Error> {
         let (rank, expected) = (self.members.root_rank(), self.memory.device());
-        let segments = on_device(device);
+        let segments = on_device(Some(device));
         let Some(segments) = segments.filter(|segments| segments.device() == expected) else {
-            let found = any
+            let found = device
                 .downcast_ref::<DeviceSegments>()
                 .map(DeviceSegments::device);
             return Err(self.members.named(Error::OtherDevice {
@@ -177,19 +176,16 @@ impl Link {
                 aligned: false,
             }));
         }
-        Ok(Some(segments))
+        Ok(segments)
     }
 
     /// Refuses absent segments of `segments`.
     pub(crate) fn present(
         &self,
         collective: Collective,
-        segments: Option<&DeviceSegments>,
+        segments: &DeviceSegments,
         numels: &[usize],
     ) -> Result<(), Error> {
-        let Some(segments) = segments else {
-            return Ok(());
-        };
         let mut each = segments.addresses().iter().zip(numels);
         match each.position(|(address, &numel)| address.is_none() && numel > 0) {
             None => Ok(()),
@@ -207,9 +203,12 @@ impl Link {
         call: &Call,
         output: &'a dyn SegmentsMut,
     ) -> Result<Option<&'a DeviceSegments>, Error> {
+        let Some(device) = output.device() else {
+            return Ok(None);
+        };
         let numels: Vec<usize> = (0..output.count()).map(|i| output.numel(i)).collect();
-        let checked = self.checked(call.collective, output.device(), output.dtype(), &numels)?;
+        let checked = self.checked(call.collective, device, output.dtype(), &numels)?;
         self.present(call.collective, checked, &numels)?;
-        Ok(checked)
+        Ok(Some(checked))
     }
 }
