@@ -159,6 +159,28 @@ impl Caller {
         }
     }
 
+    /// A rank of a group that may be a sub-group, of a communicator that looks at segments in a device's memory
+    /// itself.
+    #[must_use]
+    pub fn device_member(members: &Members) -> Self {
+        Self {
+            reach: Reach::Devices,
+            ..Self::member(members)
+        }
+    }
+
+    /// The header of the `all_gather` that a [`Communicator::split`](crate::Communicator::split) is: whether a rank
+    /// has a color, the color, the key.
+    #[must_use]
+    pub fn split(self) -> Call {
+        Call {
+            collective: Collective::AllGather,
+            dtype: Some(DType::U64),
+            numels: vec![3 * self.world_size],
+            ..Self::barrier()
+        }
+    }
+
     /// The header of an `all_gather`.
     ///
     /// # Errors

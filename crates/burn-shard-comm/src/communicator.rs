@@ -9,6 +9,7 @@ use crate::{
     call::Call,
     error::Error,
     segments::{SegmentLayout, Segments, SegmentsMut},
+    split::Members,
     traffic::Traffic,
 };
 
@@ -134,6 +135,11 @@ pub trait Communicator: Send + Sync + fmt::Debug {
 
     /// Number of ranks.
     fn world_size(&self) -> usize;
+
+    /// Who is in this group. A communicator that has sub-groups, and one that wraps another, says so itself.
+    fn members(&self) -> Members {
+        Members::root(self.rank(), self.world_size())
+    }
 
     /// Number of the device in whose memory segments may be ([`Segments::device`]), as the machine
     /// counts its devices of that kind. `None`: segments have to be in host memory.

@@ -120,6 +120,7 @@ pub use segments::{
     MaybeSegment, OwnedSegments, SegmentLayout, Segments, SegmentsMut, SlicesMut, SparseSegments,
 };
 pub use spawn::Local;
+pub use split::{Members, TrafficCounter};
 pub use tcp::TcpTransport;
 pub use traffic::{Count, Traffic};
 pub use transport::{Fault, LIMIT_GRANULARITY, Limit, Transport};

@@ -21,7 +21,7 @@ use crate::{
     parallel,
     reduce::reduce,
     segments::{SegmentLayout, Segments, SegmentsMut},
-    split::{Counter, Members},
+    split::{Members, TrafficCounter},
     traffic::Traffic,
 };
 
@@ -33,7 +33,7 @@ pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_secs(5 * 60);
 pub(crate) struct LocalCommunicator {
     place: Arc<Place>,
     deadline: Mutex<Duration>,
-    counter: Arc<Counter>,
+    counter: Arc<TrafficCounter>,
     /// Number of the next split.
     splits: AtomicU64,
 }
@@ -63,7 +63,7 @@ impl LocalCommunicator {
         Self::at(place, deadline, Arc::default())
     }
 
-    fn at(place: Place, deadline: Duration, counter: Arc<Counter>) -> Self {
+    fn at(place: Place, deadline: Duration, counter: Arc<TrafficCounter>) -> Self {
         Self {
             place: Arc::new(place),
             deadline: Mutex::new(deadline),
@@ -115,6 +115,10 @@ impl Communicator for LocalCommunicator {
 
     fn world_size(&self) -> usize {
         self.place.members.world_size()
+    }
+
+    fn members(&self) -> Members {
+        self.place.members.clone()
     }
 
     fn deadline(&self) -> Duration {
@@ -183,7 +187,7 @@ impl Communicator for LocalCommunicator {
                 members,
                 _split_from: Some(Arc::clone(&self.place)),
             };
-            let counter = Counter::split_from(&self.counter);
+            let counter = TrafficCounter::split_from(&self.counter);
             Arc::new(Self::at(place, self.deadline(), counter)) as _
         }))
     }

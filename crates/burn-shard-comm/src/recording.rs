@@ -15,6 +15,7 @@ use crate::{
     communicator::{Collective, Communicator, ReduceOp, Work},
     error::Error,
     segments::{SegmentLayout, Segments, SegmentsMut},
+    split::Members,
     traffic::Traffic,
 };
 
@@ -170,6 +171,10 @@ impl Communicator for Recording {
 
     fn world_size(&self) -> usize {
         self.inner.world_size()
+    }
+
+    fn members(&self) -> Members {
+        self.inner.members()
     }
 
     fn memory_device(&self) -> Option<usize> {

@@ -5,12 +5,16 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::{
-    call::Call, communicator::Communicator, error::Error, segments::OwnedSegments, traffic::Traffic,
+    call::{Call, Caller},
+    communicator::Communicator,
+    error::Error,
+    segments::OwnedSegments,
+    traffic::Traffic,
 };
 
-/// The ranks that a communicator connects.
-#[derive(Clone, Debug)]
-pub(crate) struct Members {
+/// The ranks that a communicator connects: all of them, or those of a sub-group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Members {
     /// The color of the split; none for a group that was not split from another.
     color: Option<usize>,
     /// In the order of this group, numbered as in the group that all sub-groups come from.
@@ -20,8 +24,9 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// A group that was not split from another.
-    pub(crate) fn root(rank: usize, world_size: usize) -> Self {
+    /// Those of a group that was not split from another.
+    #[must_use]
+    pub fn root(rank: usize, world_size: usize) -> Self {
         Self {
             color: None,
             ranks: (0..world_size).collect(),
@@ -29,12 +34,33 @@ impl Members {
         }
     }
 
-    pub(crate) fn world_size(&self) -> usize {
+    /// This rank's number in this group.
+    #[must_use]
+    pub const fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
         self.ranks.len()
     }
 
-    /// This rank's number in the group that all sub-groups come from.
-    pub(crate) fn root_rank(&self) -> usize {
+    /// The color of the split that made this sub-group; none for a group that was not split from another.
+    #[must_use]
+    pub const fn color(&self) -> Option<usize> {
+        self.color
+    }
+
+    /// The ranks in order, numbered as in the group that all sub-groups come from.
+    #[must_use]
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    /// This rank's number in the group that all sub-groups come from: the one that errors show.
+    #[must_use]
+    pub fn root_rank(&self) -> usize {
         self.ranks[self.rank]
     }
 
@@ -48,8 +74,10 @@ impl Members {
             .collect()
     }
 
-    /// `error` with the name of this group, if it is a sub-group and the error does not name it yet.
-    pub(crate) fn named(&self, error: Error) -> Error {
+    /// `error` as an [`Error::SubGroup`] with the color and ranks of this group, if it is a sub-group and what caused
+    /// the error does not name it already.
+    #[must_use]
+    pub fn named(&self, error: Error) -> Error {
         let Some(color) = self.color else {
             return error;
         };
@@ -77,13 +105,10 @@ impl Members {
             Some(color) => [1, color as u64, key as u64],
             None => [0; 3],
         };
-        let world_size = self.world_size();
-        let mut all = OwnedSegments(vec![vec![0; 3 * world_size]]);
+        let numels = Caller::member(self).split().numels;
+        let mut all = OwnedSegments(vec![vec![0; numels[0]]]);
         communicator
-            .all_gather(
-                Arc::new(OwnedSegments(vec![own.to_vec()])),
-                &[3 * world_size],
-            )?
+            .all_gather(Arc::new(OwnedSegments(vec![own.to_vec()])), &numels)?
             .finish(&mut all)?;
         let mut members: Vec<(u64, usize)> = all.0[0]
             .chunks_exact(3)
@@ -101,16 +126,17 @@ impl Members {
     }
 }
 
-/// The traffic of a group, which is also that of the groups it was split from.
+/// The traffic of a group, which is also that of the groups it was split from; for communicators.
 #[derive(Debug, Default)]
-pub(crate) struct Counter {
+pub struct TrafficCounter {
     traffic: Mutex<Traffic>,
     parent: Option<Arc<Self>>,
 }
 
-impl Counter {
+impl TrafficCounter {
     /// The counter of a group that is split from that of `parent`.
-    pub(crate) fn split_from(parent: &Arc<Self>) -> Arc<Self> {
+    #[must_use]
+    pub fn split_from(parent: &Arc<Self>) -> Arc<Self> {
         Arc::new(Self {
             traffic: Mutex::default(),
             parent: Some(Arc::clone(parent)),
@@ -118,7 +144,7 @@ impl Counter {
     }
 
     /// Counts a collective that this rank of `members` has started.
-    pub(crate) fn record(&self, call: &Call, members: &Members) {
+    pub fn record(&self, call: &Call, members: &Members) {
         let mut counter = Some(self);
         while let Some(Self { traffic, parent }) = counter {
             let world_size = members.world_size();
@@ -127,7 +153,8 @@ impl Counter {
         }
     }
 
-    pub(crate) fn traffic(&self) -> Traffic {
+    /// What was counted since the start.
+    pub fn traffic(&self) -> Traffic {
         *self.traffic.lock()
     }
 }

@@ -3,12 +3,13 @@
 #![allow(clippy::doc_markdown, reason = "the comments are what --help prints")]
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn_shard_checkpoint::{Checkpoint, Content, Error, FileInfo, TensorInfo};
 use clap::{Args, Subcommand};
+
+use crate::report;
 
 #[derive(Subcommand)]
 pub(crate) enum CheckpointCommand {
@@ -212,15 +213,7 @@ fn reshard(arguments: &Reshard) -> Result<String, Error> {
 }
 
 fn print(text: &str) -> ExitCode {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        // Nobody reads on: `burn-shard checkpoint inspect DIR | head`.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("burn-shard checkpoint: cannot write the report: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    report::print("checkpoint", text)
 }
 
 fn failed(error: &Error) -> ExitCode {

@@ -4,9 +4,13 @@
 use std::{ffi::OsString, fs, net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use burn_shard_launch::{LaunchError, Master, Nodes, Options, launch};
+use burn_shard_nccl::doctor::{Finding, Report as Machine};
 use clap::{Args, Parser, Subcommand};
 
-use crate::checkpoint_command::{self, CheckpointCommand};
+use crate::{
+    checkpoint_command::{self, CheckpointCommand},
+    report,
+};
 
 /// Tools for sharded training with Burn.
 #[derive(Parser)]
@@ -27,6 +31,12 @@ enum Command {
     /// Looks at checkpoints, verifies them, and writes them in other forms.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Says what of this machine training needs is there, and what each lack means.
+    ///
+    /// Looks for the driver, its devices and whether they reach each other's memory, libdevice, NCCL, MPI, cores,
+    /// huge pages, /dev/shm, and the limits of locked memory and open files, as this process sees them. Exits with 0
+    /// if nothing is missing, and with 1 if anything is: a machine without GPUs, too, trains on its CPU.
+    Doctor,
 }
 
 #[derive(Args)]
@@ -66,6 +76,7 @@ pub(crate) fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Launch(arguments) => run_launch(arguments),
         Command::Checkpoint(command) => checkpoint_command::run(&command),
+        Command::Doctor => run_doctor(),
     }
 }
 
@@ -84,6 +95,15 @@ fn run_launch(arguments: Launch) -> ExitCode {
             ExitCode::from(LaunchError::exit_code(&error))
         }
     }
+}
+
+fn run_doctor() -> ExitCode {
+    let machine = Machine::new();
+    let printed = report::print("doctor", &machine.to_string());
+    if machine.findings().iter().all(Finding::is_good) {
+        return printed;
+    }
+    ExitCode::FAILURE
 }
 
 impl Launch {

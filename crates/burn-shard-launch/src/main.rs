@@ -6,6 +6,8 @@ use std::process::ExitCode;
 mod checkpoint_command;
 #[cfg(unix)]
 mod cli;
+#[cfg(unix)]
+mod report;
 
 #[cfg(unix)]
 fn main() -> ExitCode {

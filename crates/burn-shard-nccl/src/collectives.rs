@@ -3,24 +3,27 @@
 use std::{sync::Arc, time::Duration};
 
 use burn_shard_comm::{
-    Call, Caller, Collective, Communicator, DType, Error, ReduceOp, SegmentLayout, Segments,
-    Traffic, Work, shard_numel,
+    Call, Caller, Collective, Communicator, DType, Error, Members, ReduceOp, SegmentLayout,
+    Segments, Traffic, Work, shard_numel,
 };
 
 use crate::{
-    communicator::{NcclCommunicator, Start},
-    error::NcclError,
+    communicator::NcclCommunicator,
     group::Kind,
     stage::{Launch, Op, Stage, Width},
 };
 
 impl Communicator for NcclCommunicator {
     fn rank(&self) -> usize {
-        self.link.rank
+        self.link.members.rank()
     }
 
     fn world_size(&self) -> usize {
-        self.link.world_size
+        self.link.members.world_size()
+    }
+
+    fn members(&self) -> Members {
+        self.link.members.clone()
     }
 
     fn memory_device(&self) -> Option<usize> {
@@ -40,12 +43,12 @@ impl Communicator for NcclCommunicator {
         input: Arc<dyn Segments>,
         numels: &[usize],
     ) -> Result<Box<dyn Work>, Error> {
-        let call = self.caller().all_gather(&*input, numels)?;
-        let world_size = self.link.world_size;
+        let call = self.checked(|caller| caller.all_gather(&*input, numels))?;
+        let world_size = self.world_size();
         let from = self.checked_input(call.collective, &*input)?;
         let size_bytes = input.dtype().size_bytes();
-        let launches = |stage: &mut Stage<'_>| {
-            let each = filled(&call).map(|(segment, numel)| {
+        let launches = |call: &Call, stage: &mut Stage<'_>| {
+            let each = filled(call).map(|(segment, numel)| {
                 let shard_bytes = shard_numel(numel, world_size) * size_bytes;
                 Ok(Launch {
                     segment,
@@ -57,7 +60,7 @@ impl Communicator for NcclCommunicator {
             });
             each.collect()
         };
-        self.started(&call, Some(Arc::clone(&input)), Width::Same, launches)
+        self.start(call, Some(Arc::clone(&input)), Width::Same, launches)
     }
 
     fn reduce_scatter(
@@ -78,14 +81,14 @@ impl Communicator for NcclCommunicator {
         layout: SegmentLayout,
         root: usize,
     ) -> Result<Box<dyn Work>, Error> {
-        let call = self.caller().broadcast(input.as_deref(), layout, root)?;
+        let call = self.checked(|caller| caller.broadcast(input.as_deref(), layout, root))?;
         let size_bytes = call.dtype.map_or(1, DType::size_bytes);
         let from = match &input {
             Some(input) => self.checked_input(call.collective, &**input)?,
             None => None,
         };
-        let launches = |stage: &mut Stage<'_>| {
-            let each = filled(&call).map(|(segment, numel)| {
+        let launches = |call: &Call, stage: &mut Stage<'_>| {
+            let each = filled(call).map(|(segment, numel)| {
                 let bytes = numel * size_bytes;
                 // On the root in place: nothing is written.
                 let span = match &input {
@@ -102,11 +105,11 @@ impl Communicator for NcclCommunicator {
             });
             each.collect()
         };
-        self.started(&call, input.clone(), Width::Same, launches)
+        self.start(call, input.clone(), Width::Same, launches)
     }
 
     fn barrier(&self) -> Result<(), Error> {
-        let (_, mut agreement) = self.begin(&mut self.next.lock(), &Caller::barrier())?;
+        let (_, mut agreement) = self.begin(&mut self.next.lock(), &Caller::barrier(), None)?;
         agreement.wait().map_err(|error| {
             self.link.comm.abort();
             self.link.renumbered(error)
@@ -128,35 +131,29 @@ impl Communicator for NcclCommunicator {
         self.link.comm.abort();
     }
 
+    fn split(
+        &self,
+        color: Option<usize>,
+        key: usize,
+    ) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let sub_group = self.sub_group(color, key)?;
+        Ok(sub_group.map(|sub_group| Arc::new(sub_group) as _))
+    }
+
     fn traffic(&self) -> Traffic {
-        *self.traffic.lock()
+        self.traffic.traffic()
     }
 }
 
 impl NcclCommunicator {
-    fn started(
-        &self,
-        call: &Call,
-        input: Option<Arc<dyn Segments>>,
-        width: Width,
-        launches: impl FnOnce(&mut Stage<'_>) -> Result<Vec<Launch>, NcclError>,
-    ) -> Result<Box<dyn Work>, Error> {
-        let start = Start {
-            call: call.clone(),
-            input,
-            width,
-        };
-        Ok(Box::new(self.start(start, launches)?))
-    }
-
     fn reduction(
         &self,
         collective: Collective,
         input: Arc<dyn Segments>,
         op: ReduceOp,
     ) -> Result<Box<dyn Work>, Error> {
-        let call = self.caller().reduction(collective, &*input, op)?;
-        let world_size = self.link.world_size;
+        let call = self.checked(|caller| caller.reduction(collective, &*input, op))?;
+        let world_size = self.world_size();
         let dtype = input.dtype();
         let device = self.checked_input(collective, &*input)?;
         let (kind, width) = match (Kind::new(dtype, op), device) {
@@ -170,8 +167,8 @@ impl NcclCommunicator {
         } else {
             Op::AllReduce(kind)
         };
-        let launches = |stage: &mut Stage<'_>| {
-            let each = filled(&call).map(|(segment, numel)| {
+        let launches = |call: &Call, stage: &mut Stage<'_>| {
+            let each = filled(call).map(|(segment, numel)| {
                 let bytes = width.bytes(numel * dtype.size_bytes());
                 let shard = width.bytes(shard_numel(numel, world_size) * dtype.size_bytes());
                 let send_bytes = if scattered { shard * world_size } else { bytes };
@@ -191,7 +188,7 @@ impl NcclCommunicator {
             });
             each.collect()
         };
-        self.started(&call, Some(Arc::clone(&input)), width, launches)
+        self.start(call, Some(Arc::clone(&input)), width, launches)
     }
 }
 

@@ -90,6 +90,10 @@ impl Comm {
         Ok(comm)
     }
 
+    pub(crate) const fn nccl(&self) -> &Arc<Nccl> {
+        &self.nccl
+    }
+
     /// Waits until what was called last has done its work on the host.
     fn settle(
         &self,

@@ -9,7 +9,8 @@ use std::{
 };
 
 use burn_shard_comm::{
-    Call, Caller, Collective, Communicator, DType, Error, ProcessGroup, Segments, Traffic, Work,
+    Call, Caller, Collective, Communicator, DType, Error, ProcessGroup, SegmentLayout, Segments,
+    TrafficCounter, Work,
 };
 use parking_lot::Mutex;
 
@@ -22,6 +23,7 @@ use crate::{
     in_flight::{BACKEND, Flight, Kept, Link, Name, watch},
     library::Nccl,
     memory::Memory,
+    numbers::Numbers,
     stage::{Launch, Stage, Width},
     staging::Staging,
     work::Started,
@@ -38,14 +40,7 @@ pub struct NcclCommunicator {
     pub(crate) link: Arc<Link>,
     /// Number of the next collective; held while one is started, so that both groups see one order.
     pub(crate) next: Mutex<u64>,
-    pub(crate) traffic: Mutex<Traffic>,
-}
-
-/// A collective that is to be started.
-pub(crate) struct Start {
-    pub(crate) call: Call,
-    pub(crate) input: Option<Arc<dyn Segments>>,
-    pub(crate) width: Width,
+    pub(crate) traffic: Arc<TrafficCounter>,
 }
 
 impl NcclCommunicator {
@@ -66,7 +61,7 @@ impl NcclCommunicator {
         nccl: Result<Arc<Nccl>, NcclError>,
         memory: Result<Arc<dyn Memory>, NcclError>,
     ) -> Result<Self, NcclError> {
-        let (rank, world_size) = (control.rank(), control.world_size());
+        let rank = control.rank();
         let (sender, receiver) = mpsc::channel();
         let ready = nccl.and_then(|nccl| {
             let memory = memory?;
@@ -97,11 +92,7 @@ impl NcclCommunicator {
             })?;
 
         let failure = || control.communicator().failure();
-        let patience = Patience {
-            deadline: control.deadline(),
-            hopeless: &|| failure().is_some(),
-        };
-        let comm = Comm::init(&nccl, &memory, UniqueId(id), rank, world_size, &patience);
+        let comm = joined(control, &nccl, &memory, UniqueId(id));
         let comm = comm.map_err(|error| match failure() {
             Some(cause) => NcclError::Group((*cause).clone()),
             None => {
@@ -110,36 +101,46 @@ impl NcclCommunicator {
             }
         })?;
         control.barrier().inspect_err(|_| comm.abort())?;
-        Ok(Self::build(control, comm, (memory, staging), sender))
+        let members = control.communicator().members();
+        let numbers = Numbers::new(members, control.traffic().total_calls());
+        let device = (memory, staging);
+        Ok(Self::build(
+            control.communicator(),
+            comm,
+            device,
+            numbers,
+            sender,
+        ))
     }
 
-    fn build(
-        control: &ProcessGroup,
+    pub(crate) fn build(
+        control: &Arc<dyn Communicator>,
         comm: Comm,
         (memory, staging): (Arc<dyn Memory>, Arc<Staging>),
+        numbers: Numbers,
         watch: Sender<Arc<Flight>>,
     ) -> Self {
-        let control = Arc::clone(control.communicator());
-        let weak: Weak<dyn Communicator> = Arc::downgrade(&control) as _;
+        let weak: Weak<dyn Communicator> = Arc::downgrade(control) as _;
         let link = Link {
-            rank: control.rank(),
-            world_size: control.world_size(),
+            members: control.members(),
             comm,
             memory,
             staging,
             control: weak,
-            base: control.traffic().total_calls(),
+            numbers,
             watch,
+            sub_groups: Mutex::default(),
         };
         Self {
-            control,
+            control: Arc::clone(control),
             link: Arc::new(link),
             next: Mutex::default(),
-            traffic: Mutex::default(),
+            traffic: Arc::default(),
         }
     }
 
-    /// Waits until every rank has come here and all communication is over, then ends NCCL in order.
+    /// Waits until every rank has come here and all communication is over, then ends NCCL in order: in sub-groups of
+    /// which this rank still has a handle first. Collectives of these fail from then on.
     ///
     /// Dropping the last handle does the same in the background, without waiting and without telling
     /// how it went.
@@ -151,44 +152,48 @@ impl NcclCommunicator {
         self.barrier()?;
         let call = Caller::barrier();
         let name = Name::new(&call, *self.next.lock(), self.deadline());
-        let closed = self.link.comm.close();
+        let closed = self.link.close();
         closed.map_err(|error| name.error(&self.link, &error))
     }
 
-    pub(crate) fn caller(&self) -> Caller {
-        Caller::devices(self.link.rank, self.link.world_size)
+    /// Checks arguments, and names the group if they are refused.
+    pub(crate) fn checked(
+        &self,
+        check: impl FnOnce(Caller) -> Result<Call, Error>,
+    ) -> Result<Call, Error> {
+        let members = &self.link.members;
+        check(Caller::device_member(members)).map_err(|error| members.named(error))
     }
 
-    /// Tells the others, and gives the collective its number.
+    /// Tells the others, and gives the collective its number. The control group has no elements that it could ask what
+    /// they are: `input` says so.
     pub(crate) fn begin(
         &self,
         next: &mut u64,
         call: &Call,
+        input: Option<&dyn Segments>,
     ) -> Result<(Name, Box<dyn Work>), Error> {
-        let agreement = self.control.announce(call.clone()).map_err(|error| {
+        let agreement = self.control.announce(call.described(input));
+        let agreement = agreement.map_err(|error| {
             self.link.comm.abort();
             self.link.renumbered(error)
         })?;
         let name = Name::new(call, *next, self.deadline());
         *next += 1;
-        self.traffic
-            .lock()
-            .record(call, self.link.rank, self.link.world_size);
+        self.traffic.record(call, &self.link.members);
         Ok((name, agreement))
     }
 
-    /// Announces the call of `what` and puts it on the stream: the calls of NCCL that `launches` returns, as
-    /// one group.
+    /// Announces `call` and puts it on the stream: the calls of NCCL that `launches` returns, as one group.
     pub(crate) fn start(
         &self,
-        what: Start,
-        launches: impl FnOnce(&mut Stage<'_>) -> Result<Vec<Launch>, NcclError>,
-    ) -> Result<Started, Error> {
-        let Start { call, input, width } = what;
+        call: Call,
+        input: Option<Arc<dyn Segments>>,
+        width: Width,
+        launches: impl FnOnce(&Call, &mut Stage<'_>) -> Result<Vec<Launch>, NcclError>,
+    ) -> Result<Box<dyn Work>, Error> {
         let mut next = self.next.lock();
-        // The control group has no elements that it could ask.
-        let described = call.described(input.as_deref().map(|input| input as _));
-        let (name, mut agreement) = self.begin(&mut next, &described)?;
+        let (name, mut agreement) = self.begin(&mut next, &call, input.as_deref())?;
         let link = &self.link;
         let device = input.as_ref().and_then(|input| on_device(input.device()));
         if let Some(device) = device {
@@ -203,7 +208,7 @@ impl NcclCommunicator {
         let mut kept = Kept::new(&link.memory, input.clone().filter(|_| device.is_some()));
         let mut stage = Stage::new(&link.memory, &link.staging, &patience);
         let launched = link.memory.enter().and_then(|()| {
-            let launches = launches(&mut stage)?;
+            let launches = launches(&call, &mut stage)?;
             if !launches.is_empty() {
                 link.comm.group(&patience, |group| {
                     launches.iter().try_for_each(|launch| {
@@ -240,24 +245,24 @@ impl NcclCommunicator {
         let scratch = stage.scratch;
         // Of a broadcast, the root's input is the result.
         let input = input.filter(|_| call.collective == Collective::Broadcast);
-        Ok(Started {
-            caller: self.caller(),
+        Ok(Box::new(Started {
             call,
             width,
             launches,
             _scratch: scratch,
             _input: input,
             flight: Flight::start(link, name, agreement, kept),
-        })
+        }))
     }
 
     pub(crate) fn unsupported(&self, collective: Collective, dtype: DType) -> Error {
-        Error::UnsupportedDType {
-            rank: self.link.rank,
+        let members = &self.link.members;
+        members.named(Error::UnsupportedDType {
+            rank: members.root_rank(),
             collective,
             dtype,
             backend: BACKEND,
-        }
+        })
     }
 
     pub(crate) fn checked_input<'a>(
@@ -265,14 +270,15 @@ impl NcclCommunicator {
         collective: Collective,
         input: &'a dyn Segments,
     ) -> Result<Option<&'a DeviceSegments>, Error> {
-        let numels: Vec<usize> = (0..input.count()).map(|i| input.numel(i)).collect();
-        let checked = self
-            .link
-            .checked(collective, input.device(), input.dtype(), &numels)?;
-        let moves = matches!(collective, Collective::AllGather | Collective::Broadcast);
-        self.link
-            .present(collective, checked.filter(|_| moves), &numels)?;
-        Ok(checked)
+        let Some(device) = input.device() else {
+            return Ok(None);
+        };
+        let SegmentLayout { dtype, numels } = SegmentLayout::of(input);
+        let checked = self.link.checked(collective, device, dtype, &numels)?;
+        if matches!(collective, Collective::AllGather | Collective::Broadcast) {
+            self.link.present(collective, checked, &numels)?;
+        }
+        Ok(Some(checked))
     }
 }
 
@@ -286,6 +292,21 @@ pub fn process_group(control: &ProcessGroup, device: usize) -> Result<ProcessGro
     let memory = crate::cuda::Cuda::new(device).map(|cuda| Arc::new(cuda) as _);
     let communicator = NcclCommunicator::new(control, Nccl::open(), memory)?;
     Ok(ProcessGroup::new(Arc::new(communicator)))
+}
+
+/// This rank of the NCCL communicator that the ranks of `control` make of `id`.
+pub(crate) fn joined(
+    control: &ProcessGroup,
+    nccl: &Arc<Nccl>,
+    memory: &Arc<dyn Memory>,
+    id: UniqueId,
+) -> Result<Comm, NcclError> {
+    let patience = Patience {
+        deadline: control.deadline(),
+        hopeless: &|| control.communicator().failure().is_some(),
+    };
+    let (rank, world_size) = (control.rank(), control.world_size());
+    Comm::init(nccl, memory, id, rank, world_size, &patience)
 }
 
 /// What each rank has to say, unless one has failed: then all fail.

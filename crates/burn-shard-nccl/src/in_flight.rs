@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use burn_shard_comm::{Call, Collective, Communicator, Error, Segments, Work};
+use burn_shard_comm::{Call, Collective, Communicator, Error, Members, Segments, Work};
 use parking_lot::Mutex;
 
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     comm::{Comm, Patience, pause},
     error::NcclError,
     memory::{Event, Memory},
+    numbers::Numbers,
     staging::{Received, Staging},
 };
 
@@ -33,24 +34,24 @@ pub(crate) const BACKEND: &str = "NCCL";
 
 /// What one rank's collectives have in common.
 pub(crate) struct Link {
-    pub(crate) rank: usize,
-    pub(crate) world_size: usize,
+    pub(crate) members: Members,
     pub(crate) comm: Comm,
     pub(crate) memory: Arc<dyn Memory>,
     pub(crate) staging: Arc<Staging>,
     /// Not held: the rank leaves when its communicator is dropped, not when its last work is.
     pub(crate) control: Weak<dyn Communicator>,
-    /// Number of the control group's first collective that is ours, if it had no other announcements.
-    pub(crate) base: u64,
+    pub(crate) numbers: Numbers,
     /// Waits for each that was started, so that somebody does.
     pub(crate) watch: Sender<Arc<Flight>>,
+    /// In the order of their splits.
+    pub(crate) sub_groups: Mutex<Vec<Weak<Self>>>,
 }
 
 impl Link {
     /// What poisoned the group, if this rank knows.
     pub(crate) fn failure(&self) -> Option<Arc<Error>> {
         let cause = self.control.upgrade()?.failure()?;
-        Some(Arc::new(self.renumbered((*cause).clone())))
+        Some(Arc::new(self.numbers.of_cause((*cause).clone())))
     }
 
     /// Poisons the group because of `error`, on all ranks.
@@ -59,23 +60,20 @@ impl Link {
             control.abort(&error.to_string());
         }
         self.comm.abort();
-        error
+        self.members.named(error)
     }
 
     /// An error of the control group, with our numbers.
-    pub(crate) fn renumbered(&self, mut error: Error) -> Error {
-        if let Error::Mismatch { sequence, .. }
-        | Error::Deadline { sequence, .. }
-        | Error::RankLeft { sequence, .. }
-        | Error::Interrupted { sequence, .. }
-        | Error::Backend { sequence, .. } = &mut error
-        {
-            *sequence = sequence.saturating_sub(self.base);
-        }
-        if let Error::Interrupted { cause, .. } | Error::Poisoned { cause, .. } = &mut error {
-            *cause = Arc::new(self.renumbered((**cause).clone()));
-        }
-        error
+    pub(crate) fn renumbered(&self, error: Error) -> Error {
+        self.numbers.of_group(&self.members, error)
+    }
+
+    /// Ends NCCL in order: first that of the sub-groups which are still there.
+    pub(crate) fn close(&self) -> Result<(), NcclError> {
+        let sub_groups = std::mem::take(&mut *self.sub_groups.lock());
+        let closed = sub_groups.iter().filter_map(Weak::upgrade);
+        let closed = closed.map(|link| link.close()).fold(Ok(()), Result::and);
+        closed.and(self.comm.close())
     }
 }
 
@@ -104,12 +102,14 @@ impl Name {
 
     /// The error that a call's failure is: what the group failed of, if it has.
     pub(crate) fn error(&self, link: &Link, error: &NcclError) -> Error {
-        let Self {
-            collective,
-            sequence,
-            ..
-        } = *self;
-        let rank = link.rank;
+        match self.consequence(link, error) {
+            Some(consequence) => consequence,
+            None => link.fail(self.backend(link, error.to_string())),
+        }
+    }
+
+    /// The error of this call if `error` follows from a failure of the group.
+    pub(crate) fn consequence(&self, link: &Link, error: &NcclError) -> Option<Error> {
         // A peer's end is seen on the wire before, or after, its reason is heard.
         let remote = matches!(
             error,
@@ -126,27 +126,30 @@ impl Name {
             }
             pause(start);
         };
-        if let Some(cause) = cause {
-            link.comm.abort();
-            return self.interrupted(link, cause);
-        }
-        link.fail(Error::Backend {
-            rank,
-            collective,
-            sequence,
+        let cause = cause?;
+        link.comm.abort();
+        Some(self.interrupted(link, cause))
+    }
+
+    /// A failure of NCCL in this call, without the name of the group.
+    pub(crate) fn backend(&self, link: &Link, message: String) -> Error {
+        Error::Backend {
+            rank: link.members.root_rank(),
+            collective: self.collective,
+            sequence: self.sequence,
             backend: BACKEND,
-            message: error.to_string(),
-        })
+            message,
+        }
     }
 
     fn interrupted(&self, link: &Link, cause: Arc<Error>) -> Error {
-        Error::Interrupted {
-            rank: link.rank,
+        link.members.named(Error::Interrupted {
+            rank: link.members.root_rank(),
             collective: self.collective,
             sequence: self.sequence,
             missing: Vec::new(),
             cause,
-        }
+        })
     }
 }
 

@@ -12,9 +12,9 @@
 //! | `memory`, `cuda` | the memory NCCL works on; a GPU's, with the feature `cuda` |
 //! | `device` | segments in that memory, and their owner's part |
 //! | `stage`, `staging` | segments as NCCL takes them; page-locked memory for those on the host |
-//! | `in_flight`, `work` | what was started: waiting, failing, results |
+//! | `in_flight`, `work`, `numbers` | what was started: waiting, failing, results |
 //! | `libdevice`, [`doctor`] | what else a machine lacks for training |
-//! | `communicator`, `collectives` | how ranks begin and end, and the collectives |
+//! | `communicator`, `collectives`, `split` | how ranks begin and end, the collectives, sub-groups |
 //!
 //! # Who may touch a buffer when
 //!
@@ -44,6 +44,13 @@
 //! NCCL reads inputs without a copy where lengths allow it: any `all_gather` and broadcast, and a
 //! `reduce_scatter` whose input is `world_size` times its output. Others go through padded scratch memory.
 //!
+//! # Sub-groups
+//!
+//! [`ProcessGroup::split`] gives each sub-group an NCCL communicator of its own, beside a sub-group of the control
+//! group. All of a rank's groups share its stream and its page-locked memory: collectives run in the order in which
+//! the rank has started them in any group, which has to be the same on all ranks that groups share. A failure in one
+//! poisons all.
+//!
 //! # Errors
 //!
 //! Errors are those of every communicator. What fails in NCCL or the driver is [`Error::Backend`] on the
@@ -51,6 +58,7 @@
 //! collective of an integer type that NCCL lacks (16 bits) works from the host, and is refused on the
 //! device.
 //!
+//! [`ProcessGroup::split`]: burn_shard_comm::ProcessGroup::split
 //! [`Segments`]: burn_shard_comm::Segments
 //! [`Segments::device`]: burn_shard_comm::Segments::device
 //! [`Work::finish`]: burn_shard_comm::Work::finish
@@ -70,6 +78,8 @@ mod in_flight;
 mod libdevice;
 mod library;
 mod memory;
+mod numbers;
+mod split;
 mod stage;
 mod staging;
 mod work;

@@ -59,7 +59,7 @@ impl Nccl {
     ///
     /// # Errors
     ///
-    /// As [`Nccl::open`].
+    /// The errors of [`Nccl::open`].
     pub unsafe fn open_file(path: &Path) -> Result<Arc<Self>, NcclError> {
         // SAFETY: the caller vouches for the library.
         let library = unsafe { Library::new(path) };
@@ -73,7 +73,7 @@ impl Nccl {
 
     /// # Safety
     ///
-    /// As [`Nccl::open_file`].
+    /// The conditions of [`Nccl::open_file`] hold.
     unsafe fn new(library: Library, path: PathBuf) -> Result<Arc<Self>, NcclError> {
         // SAFETY: the caller vouches for the library.
         let api = unsafe { Api::new(library, &path) }?;

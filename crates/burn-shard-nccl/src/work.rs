@@ -15,7 +15,6 @@ use crate::{
 
 /// A collective that was started. Its result is in memory of its own until it is finished.
 pub(crate) struct Started {
-    pub(crate) caller: Caller,
     pub(crate) call: Call,
     pub(crate) width: Width,
     pub(crate) launches: Vec<Launch>,
@@ -92,15 +91,16 @@ impl Started {
     ) -> Result<Option<&'a DeviceSegments>, Error> {
         let link = &self.flight.link;
         let collective = self.call.collective;
-        self.caller.output(&self.call, output)?;
+        let fits = Caller::device_member(&link.members).output(&self.call, output);
+        fits.map_err(|error| link.members.named(error))?;
         let device = link.checked_output(&self.call, output)?;
         if device.is_some() && self.width != Width::Same {
-            return Err(Error::UnsupportedDType {
-                rank: link.rank,
+            return Err(link.members.named(Error::UnsupportedDType {
+                rank: link.members.root_rank(),
                 dtype: SegmentsMut::dtype(output),
                 collective,
                 backend: BACKEND,
-            });
+            }));
         }
         Ok(device)
     }
@@ -128,37 +128,36 @@ impl Work for Started {
 }
 
 impl Link {
-    /// The segments on the device, if they are on one, and it is ours.
+    /// The segments on the device, if it is ours.
     pub(crate) fn checked<'a>(
         &self,
         collective: Collective,
-        device: Option<&'a dyn Any>,
+        device: &'a dyn Any,
         dtype: DType,
         numels: &[usize],
-    ) -> Result<Option<&'a DeviceSegments>, Error> {
-        let Some(any) = device else { return Ok(None) };
-        let (rank, expected) = (self.rank, self.memory.device());
-        let segments = on_device(device);
+    ) -> Result<&'a DeviceSegments, Error> {
+        let (rank, expected) = (self.members.root_rank(), self.memory.device());
+        let segments = on_device(Some(device));
         let Some(segments) = segments.filter(|segments| segments.device() == expected) else {
-            let found = any
+            let found = device
                 .downcast_ref::<DeviceSegments>()
                 .map(DeviceSegments::device);
-            return Err(Error::OtherDevice {
+            return Err(self.members.named(Error::OtherDevice {
                 rank,
                 collective,
                 expected,
                 found,
-            });
+            }));
         };
         let addresses = segments.addresses();
         if addresses.len() != numels.len() {
             let (input, output) = (numels.len(), addresses.len());
-            return Err(Error::SegmentCountDiffers {
+            return Err(self.members.named(Error::SegmentCountDiffers {
                 rank,
                 collective,
                 input,
                 output,
-            });
+            }));
         }
         let crooked = addresses.iter().position(|address| {
             address.is_some_and(|address| !address.is_multiple_of(dtype.size_bytes() as u64))
@@ -166,7 +165,7 @@ impl Link {
         if let Some(segment) = crooked {
             let numel = numels[segment];
             let bytes = numel * dtype.size_bytes();
-            return Err(Error::BadSegment {
+            return Err(self.members.named(Error::BadSegment {
                 rank,
                 collective,
                 segment,
@@ -175,29 +174,26 @@ impl Link {
                 expected_bytes: bytes,
                 found_bytes: bytes,
                 aligned: false,
-            });
+            }));
         }
-        Ok(Some(segments))
+        Ok(segments)
     }
 
     /// Refuses absent segments of `segments`.
     pub(crate) fn present(
         &self,
         collective: Collective,
-        segments: Option<&DeviceSegments>,
+        segments: &DeviceSegments,
         numels: &[usize],
     ) -> Result<(), Error> {
-        let Some(segments) = segments else {
-            return Ok(());
-        };
         let mut each = segments.addresses().iter().zip(numels);
         match each.position(|(address, &numel)| address.is_none() && numel > 0) {
             None => Ok(()),
-            Some(segment) => Err(Error::AbsentSegment {
-                rank: self.rank,
+            Some(segment) => Err(self.members.named(Error::AbsentSegment {
+                rank: self.members.root_rank(),
                 collective,
                 segment,
-            }),
+            })),
         }
     }
 
@@ -207,9 +203,12 @@ impl Link {
         call: &Call,
         output: &'a dyn SegmentsMut,
     ) -> Result<Option<&'a DeviceSegments>, Error> {
+        let Some(device) = output.device() else {
+            return Ok(None);
+        };
         let numels: Vec<usize> = (0..output.count()).map(|i| output.numel(i)).collect();
-        let checked = self.checked(call.collective, output.device(), output.dtype(), &numels)?;
+        let checked = self.checked(call.collective, device, output.dtype(), &numels)?;
         self.present(call.collective, checked, &numels)?;
-        Ok(checked)
+        Ok(Some(checked))
     }
 }

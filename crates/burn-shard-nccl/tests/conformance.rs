@@ -58,3 +58,12 @@ fn failures_travel_over_messages_too() {
     conformance::a_failed_call_reaches_every_rank(&OverMessages);
     conformance::announcements_are_compared(&OverMessages);
 }
+
+burn_shard_comm::sub_group_tests!(Double);
+
+/// With control groups that share a queue of messages.
+mod over_messages {
+    use super::OverMessages;
+
+    burn_shard_comm::sub_group_tests!(OverMessages);
+}

@@ -353,3 +353,103 @@ fn closing_ends_nccl_and_tells_how_it_went() {
         .unwrap();
     assert_eq!(alive(), 0, "closed means ended");
 }
+
+/// Ranks 0 and 1 of three have a sub-group, whose NCCL fails on one of them.
+#[test]
+fn a_failure_in_a_sub_group_reaches_every_rank() {
+    let _one = ONE.lock();
+    let named = "(in the sub-group of color 7, ranks [0, 1])";
+    for (fault, cause) in [
+        (Fault::AsyncError, "double: system error"),
+        (Fault::Hang, "was not done after"),
+    ] {
+        spawn(3, LONG, |group, _| {
+            let rank = group.rank();
+            group.barrier().unwrap();
+            if rank == 0 {
+                inject(1, 1, fault);
+            }
+            group.barrier().unwrap();
+            let sub_group = group.split((rank < 2).then_some(7), rank).unwrap();
+            let Some(sub_group) = sub_group else {
+                let error = group.barrier().unwrap_err();
+                let text = error.to_string();
+                assert!(text.contains(cause) && text.contains(named), "{text}");
+                poisoned(&group);
+                return;
+            };
+            sub_group.set_deadline(SHORT);
+            let error = steps(&sub_group).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(cause) && text.contains(named), "{text}");
+            if fault == Fault::AsyncError {
+                // Numbered as the sub-group's second.
+                assert!(text.contains("#1"), "{text}");
+            }
+            let text = poisoned(&group).to_string();
+            assert!(text.contains(cause) && text.contains(named), "{text}");
+        })
+        .unwrap();
+    }
+    all_ended();
+}
+
+#[test]
+fn no_rank_has_a_sub_group_if_one_cannot_start() {
+    let _one = ONE.lock();
+    for (fault, cause) in [
+        (Fault::Init, "ncclCommInitRankConfig returned 2"),
+        (Fault::InitHang, "was not done after"),
+    ] {
+        spawn(3, LONG, |group, _| {
+            let rank = group.rank();
+            group.barrier().unwrap();
+            if rank == 0 {
+                inject(1, 0, fault);
+            }
+            group.barrier().unwrap();
+            group.set_deadline(SHORT);
+            let error = match group.split((rank < 2).then_some(7), rank) {
+                Ok(sub_group) => {
+                    assert_eq!(rank, 2);
+                    assert!(sub_group.is_none());
+                    group.set_deadline(LONG);
+                    group.barrier().unwrap_err()
+                }
+                Err(error) => error,
+            };
+            let text = error.to_string();
+            assert!(text.contains(cause), "{text}");
+            assert!(
+                text.contains("the sub-group of color 7, ranks [0, 1]"),
+                "{text}"
+            );
+            poisoned(&group);
+        })
+        .unwrap();
+    }
+    all_ended();
+}
+
+#[test]
+fn closing_ends_sub_groups_first() {
+    let _one = ONE.lock();
+    Local::new(2)
+        .deadline(LONG)
+        .spawn(|control| {
+            let (communicator, _memory) = join(&control);
+            let all = communicator.split(Some(0), 0).unwrap().unwrap();
+            let all = ProcessGroup::new(all);
+            let nested = all.split(Some(0), 0).unwrap().unwrap();
+            let mut buffer = [1.0f32];
+            nested.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            assert_eq!(buffer, [2.0]);
+            drop(communicator.split(Some(control.rank()), 0).unwrap());
+            communicator.close().unwrap();
+            // A handle that is left does not hang.
+            let error = nested.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err();
+            assert!(error.to_string().contains("was aborted"), "{error}");
+        })
+        .unwrap();
+    all_ended();
+}

@@ -103,7 +103,17 @@ fn processes_get_the_bits_of_threads() {
 
 #[test]
 fn a_process_that_dies_is_named_by_the_other() {
-    let mut ranks = start("loop");
+    a_death_is_noticed("loop");
+}
+
+/// By its number in the whole group.
+#[test]
+fn a_process_that_dies_is_named_in_a_sub_group() {
+    a_death_is_noticed("loop in a sub-group");
+}
+
+fn a_death_is_noticed(what: &str) {
+    let mut ranks = start(what);
     let mut said: Vec<_> = ranks
         .0
         .iter_mut()
@@ -126,9 +136,20 @@ fn a_process_that_dies_is_named_by_the_other() {
     );
 }
 
-/// One number for all results of some collectives.
+/// The same ranks the other way round.
+fn reversed(group: &ProcessGroup) -> ProcessGroup {
+    let reversed = group.split(Some(3), WORLD_SIZE - group.rank());
+    reversed.unwrap().unwrap()
+}
+
+/// One number for all results of some collectives, in the group and in a sub-group.
 fn bits(group: &ProcessGroup) -> u64 {
     let rank = group.rank();
+    let whole = bits_of(group, rank);
+    whole ^ bits_of(&reversed(group), rank).rotate_left(32)
+}
+
+fn bits_of(group: &ProcessGroup, rank: usize) -> u64 {
     let mut hash = 0u64;
     for numel in [1usize, 7, 4099, 300_001] {
         let value = |index: usize| 1.0 / (index % 977 + 3 * rank + 1) as f32;
@@ -141,7 +162,10 @@ fn bits(group: &ProcessGroup) -> u64 {
             .unwrap();
         group.all_gather(&own, &mut all).unwrap();
         group.broadcast(&mut own, WORLD_SIZE - 1).unwrap();
-        for value in sum.iter().chain(&own).chain(&all) {
+        // In the order of the ranks.
+        let mut inputs = vec![0.0f32; numel];
+        group.all_gather(&input[..shard], &mut inputs).unwrap();
+        for value in sum.iter().chain(&own).chain(&all).chain(&inputs) {
             hash = hash.rotate_left(7) ^ u64::from(value.to_bits());
         }
     }
@@ -162,6 +186,11 @@ fn rank() {
         group.barrier().unwrap();
         return;
     }
+    let group = if what == "loop" {
+        group
+    } else {
+        reversed(&group)
+    };
     let step = || -> Result<(), Error> {
         loop {
             group.all_reduce(&mut [1.0f32; 1000], ReduceOp::Sum)?;

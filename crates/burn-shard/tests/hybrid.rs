@@ -9,15 +9,19 @@ mod common;
 #[path = "common/mlp.rs"]
 mod mlp;
 
+use std::sync::Arc;
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::prelude::*;
 use burn_shard::checkpoint::Checkpoints;
 use burn_shard::{
-    Collective, Error, MemoryKind, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule,
+    Collective, Error, Local, MemoryKind, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule,
     ShardingStrategy,
 };
+use burn_shard_nccl::{Memory, NcclCommunicator};
+use burn_shard_nccl_double::{HostMemory, load};
 use common::{Batch, OddNet, assert_bits, device, is_whole, values};
 use mlp::{Mlp, input};
 use serde_json::json;
@@ -77,51 +81,70 @@ impl ModuleVisitor for PlainHybrid<'_> {
 fn every_mesh_and_strategy_equals_plain_data_parallel_in_the_order_of_its_sums() {
     for (world_size, shard_ranks) in MESHES {
         for strategy in ShardingStrategy::ALL {
-            ProcessGroup::spawn(world_size, |group| {
-                let device = device();
-                let config = ShardConfig::new(strategy)
-                    .with_group_cap_bytes(400)
-                    .with_shard_ranks(Some(shard_ranks));
-                let mut model = ShardedModule::new(OddNet::new(&device), config, &group).unwrap();
-                let mut plain = model.unsharded().train();
-                let mut oss = Oss::new(momentum(), &group).unwrap();
-                let mut stock = momentum().init();
-                let rank = group.rank();
-                let copy = group
-                    .split(Some(rank / shard_ranks), rank)
-                    .unwrap()
-                    .unwrap();
-                let across = group
-                    .split(Some(rank % shard_ranks), rank)
-                    .unwrap()
-                    .unwrap();
-                let what = format!("{strategy}, {world_size} ranks, {shard_ranks} per copy");
-                for step in 0..10 {
-                    let batch = Batch::new(rank, step, strategy);
-                    let loss = model.loss(&batch, &device);
-                    let plain_loss = plain.loss(&batch, &device);
-                    assert_eq!(
-                        common::bits(loss.clone()),
-                        common::bits(plain_loss.clone()),
-                        "{what}"
-                    );
-                    let grads = GradientsParams::from_grads(loss.backward(), &model);
-                    let mut expected = GradientsParams::from_grads(plain_loss.backward(), &plain);
-                    plain.visit(&mut PlainHybrid {
-                        model: &model,
-                        world: &group,
-                        copy: &copy,
-                        across: &across,
-                        path: Vec::new(),
-                        gradients: &mut expected,
-                    });
-                    model = oss.step(0.05, model, grads);
-                    plain = stock.step(0.05, plain, expected);
-                    assert_bits(&what, step, &values(&model.unsharded()), &values(&plain));
-                }
+            ProcessGroup::spawn(world_size, |group| compare(&group, strategy, shard_ranks))
+                .unwrap();
+        }
+    }
+}
+
+/// NCCL's double adds in rank order, as threads do.
+#[test]
+fn the_same_holds_over_nccl() {
+    for strategy in ShardingStrategy::ALL {
+        let local = Local::new(4).threads_per_rank(1);
+        local
+            .spawn(|control| {
+                let memory: Arc<dyn Memory> = Arc::new(HostMemory::new(control.rank()));
+                let nccl = NcclCommunicator::new(&control, Ok(load()), Ok(memory)).unwrap();
+                compare(&ProcessGroup::new(Arc::new(nccl)), strategy, 2);
             })
             .unwrap();
-        }
+    }
+}
+
+/// Trains by the library and by the oracle, in copies of `shard_ranks` ranks.
+fn compare(group: &ProcessGroup, strategy: ShardingStrategy, shard_ranks: usize) {
+    let world_size = group.world_size();
+    let device = device();
+    let config = ShardConfig::new(strategy)
+        .with_group_cap_bytes(400)
+        .with_shard_ranks(Some(shard_ranks));
+    let mut model = ShardedModule::new(OddNet::new(&device), config, group).unwrap();
+    let mut plain = model.unsharded().train();
+    let mut oss = Oss::new(momentum(), group).unwrap();
+    let mut stock = momentum().init();
+    let rank = group.rank();
+    let copy = group
+        .split(Some(rank / shard_ranks), rank)
+        .unwrap()
+        .unwrap();
+    let across = group
+        .split(Some(rank % shard_ranks), rank)
+        .unwrap()
+        .unwrap();
+    let what = format!("{strategy}, {world_size} ranks, {shard_ranks} per copy");
+    for step in 0..10 {
+        let batch = Batch::new(rank, step, strategy);
+        let loss = model.loss(&batch, &device);
+        let plain_loss = plain.loss(&batch, &device);
+        assert_eq!(
+            common::bits(loss.clone()),
+            common::bits(plain_loss.clone()),
+            "{what}"
+        );
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let mut expected = GradientsParams::from_grads(plain_loss.backward(), &plain);
+        plain.visit(&mut PlainHybrid {
+            model: &model,
+            world: group,
+            copy: &copy,
+            across: &across,
+            path: Vec::new(),
+            gradients: &mut expected,
+        });
+        model = oss.step(0.05, model, grads);
+        plain = stock.step(0.05, plain, expected);
+        assert_bits(&what, step, &values(&model.unsharded()), &values(&plain));
     }
 }
 

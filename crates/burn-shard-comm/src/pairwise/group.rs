@@ -7,7 +7,7 @@ use std::sync::{
 
 use siphasher::sip128::SipHasher13;
 
-use crate::split::{Counter, Members};
+use crate::split::{Members, TrafficCounter};
 
 /// One rank's part in a group.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(super) struct Group {
     /// The number of the group: equal on all its ranks, and as good as never that of another group.
     pub(super) number: u32,
     pub(super) members: Members,
-    pub(super) counter: Arc<Counter>,
+    pub(super) counter: Arc<TrafficCounter>,
     /// Number of the next collective.
     next: AtomicU64,
     /// Number of the next split.
@@ -28,7 +28,7 @@ impl Group {
         Self::numbered(0, Members::root(rank, world_size), Arc::default())
     }
 
-    fn numbered(number: u32, members: Members, counter: Arc<Counter>) -> Self {
+    fn numbered(number: u32, members: Members, counter: Arc<TrafficCounter>) -> Self {
         Self {
             number,
             members,
@@ -51,7 +51,7 @@ impl Group {
         name.extend((color as u64).to_le_bytes());
         let hash = SipHasher13::new_with_key(b"burn-shard group").hash(&name);
         let number = u32::from_le_bytes(hash.as_bytes()[..4].try_into().expect("4 bytes are 4"));
-        Self::numbered(number, members, Counter::split_from(&self.counter))
+        Self::numbered(number, members, TrafficCounter::split_from(&self.counter))
     }
 
     /// The number of a collective that is queued; called under the lock that gives it its turn.

@@ -52,6 +52,7 @@ use crate::{
     communicator::{Collective, Communicator, ReduceOp, Work},
     error::Error,
     segments::{SegmentLayout, Segments},
+    split::Members,
     traffic::Traffic,
     transport::Transport,
 };
@@ -166,6 +167,10 @@ impl Communicator for Pairwise {
 
     fn world_size(&self) -> usize {
         self.group.members.world_size()
+    }
+
+    fn members(&self) -> Members {
+        self.group.members.clone()
     }
 
     fn deadline(&self) -> Duration {

@@ -15,25 +15,22 @@
 
 use std::{
     any::Any,
-    cell::Cell,
     env,
-    panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
-use burn_shard_comm::{
-    DType, Error, Local, ProcessGroup, ReduceOp, Segments, SegmentsMut,
-    conformance::{self, Launcher},
-};
+use burn_shard_comm::{DType, Error, Local, ProcessGroup, ReduceOp, Segments, SegmentsMut};
 use burn_shard_nccl::{DeviceSegments, Memory, Nccl, NcclCommunicator, NcclError, Owner};
 use burn_shard_nccl_double::HostMemory;
 use parking_lot::Mutex;
 
 mod order;
+mod suite;
 
 use order::{Late, hang, race};
+use suite::conformance;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const MEBIBYTES: [usize; 3] = [1, 16, 256];
@@ -135,74 +132,6 @@ fn spawn(world_size: usize, f: impl Fn(&ProcessGroup) + Sync) -> Result<(), Erro
     }
     let local = Local::new(world_size).deadline(DEADLINE);
     local.spawn(|control| f(&control)).map(drop)
-}
-
-/// Runs a property where it fits this many ranks.
-struct Ranks {
-    under: Library,
-    world_size: usize,
-    /// How often a property had ranks to run on.
-    runs: Cell<usize>,
-}
-
-impl Launcher for Ranks {
-    fn run<F: Fn(ProcessGroup) + Sync>(&self, world_size: usize, f: F) {
-        if world_size != self.world_size {
-            return;
-        }
-        self.runs.set(self.runs.get() + 1);
-        let library = self.under;
-        let result = spawn(world_size, |control| f(join(control, library).0));
-        if let Err(error) = result {
-            panic!("{error}");
-        }
-    }
-}
-
-fn conformance(library: Library, world_size: usize) -> ExitCode {
-    let ranks = Ranks {
-        under: library,
-        world_size,
-        runs: Cell::new(0),
-    };
-    type Property = fn(&Ranks);
-    let properties: [(&str, Property); 8] = [
-        (
-            "collectives",
-            conformance::collectives_match_a_naive_reference,
-        ),
-        (
-            "large buffers",
-            conformance::large_buffers_match_a_naive_reference,
-        ),
-        ("lists", conformance::lists_may_mix_lengths),
-        ("absent", conformance::absent_contributions_count_as_zeros),
-        (
-            "any order",
-            conformance::unfinished_collectives_may_be_finished_in_any_order,
-        ),
-        ("refusals", conformance::refusals_leave_the_group_usable),
-        ("bytes", conformance::bytes_of_any_length_travel),
-        ("traffic", conformance::traffic_follows_from_the_lengths),
-    ];
-    let mut failed = 0;
-    for (name, property) in properties {
-        let start = Instant::now();
-        let passed = catch_unwind(AssertUnwindSafe(|| property(&ranks))).is_ok();
-        failed += usize::from(!passed);
-        let verdict = match (passed, ranks.runs.take()) {
-            (false, _) => "FAILED",
-            (true, 0) => "needs other numbers of ranks",
-            (true, _) => "ok",
-        };
-        if processes().is_none_or(|group| group.rank() == 0) {
-            println!(
-                "{name:<16} {world_size} ranks {:>6.1} s  {verdict}",
-                start.elapsed().as_secs_f64()
-            );
-        }
-    }
-    ExitCode::from(u8::from(failed > 0))
 }
 
 /// `f32` buffers on the communication stream: in order with NCCL by themselves.

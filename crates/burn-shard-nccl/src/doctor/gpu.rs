@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use libloading::Library;
+use libloading::{Library, Symbol};
 
 use super::Finding;
 use crate::{
@@ -120,14 +120,23 @@ impl Driver {
         Ok(Self { loaded })
     }
 
+    /// The function of that name, if the driver has it.
+    ///
+    /// # Safety
+    ///
+    /// `F` is its type in the driver's header.
+    unsafe fn function<F>(&self, name: &str) -> Option<Symbol<'_, F>> {
+        // SAFETY: the caller vouches for the type.
+        unsafe { self.loaded.get(name) }.ok()
+    }
+
     fn version(&self) -> CudaVersion {
         let mut version = 0;
         // SAFETY: the header's type.
         let get = unsafe {
-            self.loaded
-                .get::<unsafe extern "C" fn(*mut c_int) -> c_int>("cuDriverGetVersion")
+            self.function::<unsafe extern "C" fn(*mut c_int) -> c_int>("cuDriverGetVersion")
         };
-        if let Ok(get) = get {
+        if let Some(get) = get {
             // SAFETY: writes one `int`, or fails and leaves 0.
             let _code = unsafe { get(&raw mut version) };
         }
@@ -138,21 +147,16 @@ impl Driver {
     fn devices(&self) -> Result<Vec<c_int>, c_int> {
         const MISSING: c_int = -1;
         // SAFETY: the header's types, here and below.
-        let init = unsafe {
-            self.loaded
-                .get::<unsafe extern "C" fn(c_uint) -> c_int>("cuInit")
-        };
+        let init = unsafe { self.function::<unsafe extern "C" fn(c_uint) -> c_int>("cuInit") };
         // SAFETY: as above.
         let count = unsafe {
-            self.loaded
-                .get::<unsafe extern "C" fn(*mut c_int) -> c_int>("cuDeviceGetCount")
+            self.function::<unsafe extern "C" fn(*mut c_int) -> c_int>("cuDeviceGetCount")
         };
         // SAFETY: as above.
         let get = unsafe {
-            self.loaded
-                .get::<unsafe extern "C" fn(*mut c_int, c_int) -> c_int>("cuDeviceGet")
+            self.function::<unsafe extern "C" fn(*mut c_int, c_int) -> c_int>("cuDeviceGet")
         };
-        let (Ok(init), Ok(count), Ok(get)) = (init, count, get) else {
+        let (Some(init), Some(count), Some(get)) = (init, count, get) else {
             return Err(MISSING);
         };
         // SAFETY: takes flags, of which there are none.
@@ -184,19 +188,19 @@ impl Driver {
         let mut bytes = 0usize;
         // SAFETY: the header's types, here and below.
         let get_name = unsafe {
-            self.loaded
-                .get::<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>("cuDeviceGetName")
+            self.function::<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int>(
+                "cuDeviceGetName",
+            )
         };
-        if let Ok(get_name) = get_name {
+        if let Some(get_name) = get_name {
             // SAFETY: writes at most 127 characters and an end, of which there is one in any case.
             let _code = unsafe { get_name(name.as_mut_ptr(), 127, device) };
         }
         // SAFETY: as above.
         let total = unsafe {
-            self.loaded
-                .get::<unsafe extern "C" fn(*mut usize, c_int) -> c_int>("cuDeviceTotalMem_v2")
+            self.function::<unsafe extern "C" fn(*mut usize, c_int) -> c_int>("cuDeviceTotalMem_v2")
         };
-        if let Ok(total) = total {
+        if let Some(total) = total {
             // SAFETY: writes one `size_t`.
             let _code = unsafe { total(&raw mut bytes, device) };
         }
@@ -216,12 +220,11 @@ impl Driver {
         let mut value = 0;
         // SAFETY: the header's type.
         let get = unsafe {
-            self.loaded
-                .get::<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>(
-                    "cuDeviceGetAttribute",
-                )
+            self.function::<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>(
+                "cuDeviceGetAttribute",
+            )
         };
-        if let Ok(get) = get {
+        if let Some(get) = get {
             // SAFETY: writes one `int`.
             let _code = unsafe { get(&raw mut value, attribute, device) };
         }
@@ -232,12 +235,11 @@ impl Driver {
         let mut value = 0;
         // SAFETY: the header's type.
         let can = unsafe {
-            self.loaded
-                .get::<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>(
-                    "cuDeviceCanAccessPeer",
-                )
+            self.function::<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>(
+                "cuDeviceCanAccessPeer",
+            )
         };
         // SAFETY: writes one `int`.
-        can.is_ok_and(|can| unsafe { can(&raw mut value, device, peer) } == SUCCESS) && value == 1
+        can.is_some_and(|can| unsafe { can(&raw mut value, device, peer) } == SUCCESS) && value == 1
     }
 }
