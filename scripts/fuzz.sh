@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes what strangers and ranks may send while ranks meet (fuzz/fuzz_targets), some seconds each. Not part of CI:
-# it needs a nightly compiler, and finds more the longer it runs.
+# Fuzzes what strangers and ranks may send while ranks meet, and the files of checkpoints and models
+# (fuzz/fuzz_targets), some seconds each. Not part of CI: it needs a nightly compiler, and finds more the longer it runs.
 #
 #   scripts/fuzz.sh             a minute per target
 #   scripts/fuzz.sh 3600        an hour per target
@@ -19,7 +19,7 @@ export RUSTFLAGS="--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module -Cdeb
     -Cllvm-args=-sanitizer-coverage-pc-table -Ccodegen-units=1"
 RUSTFLAGS=${RUSTFLAGS//$'\n'/ }
 cargo +nightly build --release --target "$host"
-for name in handshake messages; do
+for name in handshake manifest messages model; do
     mkdir -p "corpus/$name" artifacts
     "$target/$host/release/$name" -max_total_time="$seconds" -max_len=2048 -rss_limit_mb=1024 \
         -artifact_prefix="artifacts/$name-" "corpus/$name"

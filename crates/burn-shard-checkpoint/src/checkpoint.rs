@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::directory::{self, MANIFEST, MANIFEST_CHECKSUM, Name};
 use crate::dtype::cast;
 use crate::manifest::{Checksum, Manifest, TensorInfo};
-use crate::tensor_file::{CHUNK_BYTES, Links, TensorFile, check_length, open_regular};
+use crate::tensor_file::{CHUNK_BYTES, Links, TensorFile, check_length, read_regular};
 use crate::{DType, DTypePolicy, Error, Renames, Resolution, TensorName, Wanted};
 
 /// A published checkpoint, open for reading by any number of ranks and threads.
@@ -96,10 +95,10 @@ impl Checkpoint {
 
     fn open_directory(path: PathBuf) -> Result<Self, Error> {
         let manifest_path = path.join(MANIFEST);
-        let json = read_regular(&manifest_path)?;
+        let json = read_regular(&manifest_path, Links::Refused)?;
         let found = Checksum(xxh3_64(&json));
         let checksum_path = path.join(MANIFEST_CHECKSUM);
-        let expected = read_regular(&checksum_path)?;
+        let expected = read_regular(&checksum_path, Links::Refused)?;
         if expected != format!("{found}\n").as_bytes() {
             let expected = String::from_utf8_lossy(&expected[..expected.len().min(64)]);
             return Err(Error::Checksum {
@@ -199,10 +198,9 @@ impl Checkpoint {
         out: &mut [u8],
     ) -> Result<(), Error> {
         let tensor = self.known(name)?;
-        check_request(name, &range, tensor.numel(), wanted, out.len())?;
         read_as(
             name,
-            tensor.dtype,
+            (tensor.dtype, tensor.numel()),
             range,
             (wanted, policy),
             out,
@@ -340,18 +338,8 @@ fn candidates(root: &Path) -> Result<Vec<Name>, Error> {
     Ok(names)
 }
 
-/// A small file of ours. Allocates what the file has.
-fn read_regular(path: &Path) -> Result<Vec<u8>, Error> {
-    let (file, bytes) = open_regular(path, Links::Refused)?;
-    let mut contents = Vec::new();
-    file.take(bytes)
-        .read_to_end(&mut contents)
-        .map_err(Error::io("read", path))?;
-    Ok(contents)
-}
-
 /// Checks that a tensor of `numel` has the elements `range`, and `out` room for them as `dtype`.
-pub(crate) fn check_request(
+fn check_request(
     name: &TensorName,
     range: &Range<usize>,
     numel: usize,
@@ -378,15 +366,17 @@ pub(crate) fn check_request(
     Ok(())
 }
 
-/// Reads with `read`, which gives elements of `found`, and converts to `wanted` if need be.
+/// Reads elements of a tensor of `numel` with `read`, which gives them as `found`, and converts to
+/// `wanted` if need be.
 pub(crate) fn read_as(
     name: &TensorName,
-    found: DType,
+    (found, numel): (DType, usize),
     range: Range<usize>,
     (wanted, policy): (DType, DTypePolicy),
     out: &mut [u8],
     mut read: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), Error>,
 ) -> Result<(), Error> {
+    check_request(name, &range, numel, wanted, out.len())?;
     if found == wanted {
         return read(range, out);
     }

@@ -5,8 +5,9 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::directory::sync_directory;
+use crate::directory::{self, PARTIAL, sync_directory};
 use crate::manifest::TensorInfo;
+use crate::part::check_all;
 use crate::tensor_file;
 use crate::{Checkpoint, Error, Keep, Published, Role, TensorPart, Writer, even_range};
 
@@ -30,21 +31,14 @@ pub enum Content {
 /// those of [`Writer::write_rank`]. On failure nothing is left at `out`.
 pub fn write_consolidated(out: impl AsRef<Path>, parts: Vec<TensorPart<'_>>) -> Result<u64, Error> {
     let out = out.as_ref();
-    let mut keys = std::collections::HashSet::new();
-    for part in &parts {
-        part.check()?;
-        if !part.is_whole() {
-            let (start, end) = part.first_gap();
-            return Err(Error::Gap {
-                name: part.name.clone(),
-                start,
-                end,
-            });
-        }
-        let key = part.name.key();
-        if !keys.insert(key.clone()) {
-            return Err(Error::DuplicateTensor { name: key });
-        }
+    check_all(&parts)?;
+    if let Some(part) = parts.iter().find(|part| !part.is_whole()) {
+        let (start, end) = part.first_gap();
+        return Err(Error::Gap {
+            name: part.name.clone(),
+            start,
+            end,
+        });
     }
     if fs::symlink_metadata(out).is_ok() {
         return Err(Error::Exists { path: out.into() });
@@ -121,12 +115,7 @@ pub fn reshard(
         .collect::<Result<Vec<_>, _>>();
     match written {
         Ok(reports) => writer.publish(&reports, &manifest.description, Keep::ALL),
-        Err(error) => {
-            if let Err(left) = writer.abandon() {
-                log::warn!("{left} (the next save tries again)");
-            }
-            Err(error)
-        }
+        Err(error) => Err(writer.withdrawn(error)),
     }
 }
 
@@ -158,10 +147,10 @@ fn beside(out: &Path) -> Result<PathBuf, Error> {
     let Some(name) = out.file_name() else {
         return Err(Error::NotARegularFile { path: out.into() });
     };
-    let nonce = getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()));
+    let nonce = directory::nonce();
     let mut hidden = OsString::from(".");
     hidden.push(name);
-    hidden.push(format!(".{nonce:016x}.partial"));
+    hidden.push(format!(".{nonce:016x}.{PARTIAL}"));
     Ok(out.with_file_name(hidden))
 }
 

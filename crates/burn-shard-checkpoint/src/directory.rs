@@ -5,7 +5,7 @@
 //! root/
 //!   latest                                     the name of the newest checkpoint
 //!   step-0000000200.000002/                    a complete checkpoint: step, sequence number
-//!     manifest.json  manifest.xxh3  rank-00000-of-00002.safetensors ..
+//!     manifest.json  manifest.xxh3  rank-00000.safetensors ..
 //!   .step-0000000300.000003.1f..b2.partial/    one that is being written, or was not finished
 //!   .step-0000000100.000001.9c..07.removed/    one that is being removed
 //!   .lock                                      held by the writer of rank 0
@@ -59,6 +59,11 @@ impl Name {
     pub(crate) fn hidden(self, nonce: u64, suffix: &str) -> String {
         format!(".{self}.{nonce:016x}.{suffix}")
     }
+}
+
+/// Tells hidden names of one step apart. Without a random one, that of the process has to do.
+pub(crate) fn nonce() -> u64 {
+    getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
 }
 
 /// Whether `text` is a [hidden](Name::hidden) name.

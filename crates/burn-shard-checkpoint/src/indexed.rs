@@ -2,15 +2,14 @@
 //! tensor is in which. For loading only.
 
 use std::collections::{HashMap, HashSet};
-use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::checkpoint::{check_request, read_as};
+use crate::checkpoint::read_as;
 use crate::manifest::is_plain_file_name;
-use crate::tensor_file::{Links, TensorFile, open_regular};
+use crate::tensor_file::{Links, TensorFile, read_regular};
 use crate::unique_map::UniqueMap;
 use crate::{DType, DTypePolicy, Error, Renames, Resolution, TensorName, Wanted};
 
@@ -74,11 +73,7 @@ impl IndexedSafetensors {
     }
 
     fn open_index(path: PathBuf) -> Result<Self, Error> {
-        let (file, bytes) = open_regular(&path, Links::Followed)?;
-        let mut json = Vec::new();
-        file.take(bytes)
-            .read_to_end(&mut json)
-            .map_err(Error::io("read", &path))?;
+        let json = read_regular(&path, Links::Followed)?;
         let index: Index = serde_json::from_slice(&json).map_err(|source| Error::BadManifest {
             path: path.clone(),
             source,
@@ -208,19 +203,12 @@ impl IndexedSafetensors {
                 name: name.clone(),
             });
         };
-        check_request(
-            name,
-            &range,
-            tensor.shape.iter().product(),
-            wanted,
-            out.len(),
-        )?;
         let file = &self.files[self.tensors[&name.path]];
         let entry = &file.header.tensors[&name.path];
         let size = tensor.dtype.size_bytes();
         read_as(
             name,
-            tensor.dtype,
+            (tensor.dtype, tensor.shape.iter().product()),
             range,
             (wanted, policy),
             out,

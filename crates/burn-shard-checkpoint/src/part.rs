@@ -1,6 +1,7 @@
 //! What a rank hands over to be written: its ranges of one tensor.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 
@@ -108,7 +109,7 @@ impl<'a> TensorPart<'a> {
     }
 
     /// Checks everything that can be checked without the bytes.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), Error> {
         self.name.check()?;
         let numel = checked_numel(&self.name, &self.shape, self.dtype)?;
         let mut from = 0;
@@ -157,6 +158,19 @@ impl<'a> TensorPart<'a> {
         }
         Ok(bytes)
     }
+}
+
+/// Checks the parts of one file: each by itself, and that no two have one name.
+pub(crate) fn check_all(parts: &[TensorPart<'_>]) -> Result<(), Error> {
+    let mut keys = HashSet::new();
+    for part in parts {
+        part.check()?;
+        let key = part.name.key();
+        if !keys.insert(key.clone()) {
+            return Err(Error::DuplicateTensor { name: key });
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Debug for TensorPart<'_> {

@@ -1,8 +1,8 @@
 //! One safetensors file on disk: opened with suspicion, read by ranges, and written as a stream.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorInfo;
@@ -28,6 +28,10 @@ pub(crate) struct TensorFile {
 impl TensorFile {
     pub(crate) fn open(path: PathBuf, links: Links) -> Result<Self, Error> {
         let (file, bytes) = open_regular(&path, links)?;
+        Self::with_header(path, file, bytes)
+    }
+
+    fn with_header(path: PathBuf, file: File, bytes: u64) -> Result<Self, Error> {
         let header = Header::read(&file, &path, bytes)?;
         Ok(Self {
             path,
@@ -40,8 +44,9 @@ impl TensorFile {
     /// Opens the file `info` beside a manifest, and checks its length and its header's checksum.
     pub(crate) fn open_as(directory: &Path, info: &FileInfo) -> Result<Self, Error> {
         let path = directory.join(&info.name);
-        check_length(&path, info.bytes)?;
-        let file = Self::open(path, Links::Refused)?;
+        let (file, bytes) = open_regular(&path, Links::Refused)?;
+        compare_length(&path, info.bytes, bytes)?;
+        let file = Self::with_header(path, file, bytes)?;
         let found = Checksum(xxh3_64(&file.header.bytes));
         if found != info.header_xxh3 {
             return Err(Error::Checksum {
@@ -92,6 +97,40 @@ pub(crate) enum Links {
 
 /// Opens a file that is no directory, pipe or device. Returns its length, too.
 pub(crate) fn open_regular(path: &Path, links: Links) -> Result<(File, u64), Error> {
+    regular(path, links)?;
+    let file = File::open(path).map_err(Error::io("open", path))?;
+    let bytes = file.metadata().map_err(Error::io("open", path))?.len();
+    Ok((file, bytes))
+}
+
+/// The bytes of a small file. Allocates what the file has.
+pub(crate) fn read_regular(path: &Path, links: Links) -> Result<Vec<u8>, Error> {
+    let (file, bytes) = open_regular(path, links)?;
+    let mut contents = Vec::new();
+    file.take(bytes)
+        .read_to_end(&mut contents)
+        .map_err(Error::io("read", path))?;
+    Ok(contents)
+}
+
+/// Checks that a file is there, regular, and of a length, without opening it.
+pub(crate) fn check_length(path: &Path, expected_bytes: u64) -> Result<(), Error> {
+    compare_length(path, expected_bytes, regular(path, Links::Refused)?.len())
+}
+
+fn compare_length(path: &Path, expected_bytes: u64, found_bytes: u64) -> Result<(), Error> {
+    if found_bytes != expected_bytes {
+        return Err(Error::FileLength {
+            path: path.into(),
+            expected_bytes,
+            found_bytes,
+        });
+    }
+    Ok(())
+}
+
+/// What the system says of a file that is no directory, pipe or device.
+fn regular(path: &Path, links: Links) -> Result<Metadata, Error> {
     let metadata = match links {
         Links::Refused => fs::symlink_metadata(path),
         Links::Followed => fs::metadata(path),
@@ -100,25 +139,7 @@ pub(crate) fn open_regular(path: &Path, links: Links) -> Result<(File, u64), Err
     if !metadata.file_type().is_file() {
         return Err(Error::NotARegularFile { path: path.into() });
     }
-    let file = File::open(path).map_err(Error::io("open", path))?;
-    let bytes = file.metadata().map_err(Error::io("open", path))?.len();
-    Ok((file, bytes))
-}
-
-/// Checks that a file is there, regular, and of a length, without opening it.
-pub(crate) fn check_length(path: &Path, expected_bytes: u64) -> Result<(), Error> {
-    let metadata = fs::symlink_metadata(path).map_err(Error::io("open", path))?;
-    if !metadata.file_type().is_file() {
-        return Err(Error::NotARegularFile { path: path.into() });
-    }
-    if metadata.len() != expected_bytes {
-        return Err(Error::FileLength {
-            path: path.into(),
-            expected_bytes,
-            found_bytes: metadata.len(),
-        });
-    }
-    Ok(())
+    Ok(metadata)
 }
 
 /// What was written: length and checksums.

@@ -12,6 +12,7 @@ use crate::directory::{
     write_durably,
 };
 use crate::manifest::{Checksum, FileInfo, Manifest, PartInfo, TensorInfo};
+use crate::part::check_all;
 use crate::tensor_file::{self, check_length};
 use crate::{DType, Description, Error, Keep, TensorName, TensorPart};
 
@@ -35,12 +36,6 @@ impl Prepared {
     fn directory(&self) -> String {
         self.name().hidden(self.nonce, PARTIAL)
     }
-
-    /// The step that is saved.
-    #[must_use]
-    pub const fn step(&self) -> u64 {
-        self.step
-    }
 }
 
 /// What a rank tells rank 0 about the file that it wrote.
@@ -51,14 +46,6 @@ pub struct RankReport {
     directory: String,
     file: FileInfo,
     tensors: Vec<Held>,
-}
-
-impl RankReport {
-    /// Bytes of the file.
-    #[must_use]
-    pub const fn bytes(&self) -> u64 {
-        self.file.bytes
-    }
 }
 
 /// What one rank holds of a tensor.
@@ -116,7 +103,7 @@ impl Writer {
         let prepared = Prepared {
             step,
             sequence: newest.map_or(1, |name| name.sequence.saturating_add(1)),
-            nonce: getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id())),
+            nonce: directory::nonce(),
         };
         let writer = Self {
             root: root.into(),
@@ -169,14 +156,7 @@ impl Writer {
     /// Then [`Error::PartLength`], [`Error::Source`], and [`Error::Io`] if the system refuses (a
     /// full disk, for example).
     pub fn write_rank(&self, rank: usize, parts: Vec<TensorPart<'_>>) -> Result<RankReport, Error> {
-        let mut keys = std::collections::HashSet::new();
-        for part in &parts {
-            part.check()?;
-            let key = part.name.key();
-            if !keys.insert(key.clone()) {
-                return Err(Error::DuplicateTensor { name: key });
-            }
-        }
+        check_all(&parts)?;
         let tensors = parts
             .iter()
             .map(|part| Held {
@@ -254,7 +234,7 @@ impl Writer {
 
     /// Removes what was written, as far as that is possible; `error` is what the caller needs to
     /// know.
-    fn withdrawn(self, error: Error) -> Error {
+    pub(crate) fn withdrawn(self, error: Error) -> Error {
         if let Err(left) = self.abandon() {
             log::warn!("{left} (the next save tries again)");
         }
@@ -296,18 +276,8 @@ impl Writer {
                 other => other?,
             }
         }
-        let changed = |detail: String| Error::UserState { detail };
-        let json = manifest
-            .to_json()
-            .map_err(|error| changed(error.to_string()))?;
-        let again: Manifest =
-            serde_json::from_str(&json).map_err(|error| changed(error.to_string()))?;
-        if again.description.user != description.user {
-            return Err(changed(first_difference(
-                &description.user,
-                &again.description.user,
-            )));
-        }
+        check_user_state(description)?;
+        let json = manifest.to_json().map_err(user_state)?;
         write_durably(&path, json.as_bytes())?;
         let checksum = Checksum(xxh3_64(json.as_bytes()));
         write_durably(
@@ -379,6 +349,28 @@ fn merge(reports: &[&RankReport]) -> Result<Vec<TensorInfo>, Error> {
         tensor.parts.sort_by_key(|part| part.start);
     }
     Ok(tensors)
+}
+
+/// Checks that user state will be read back as it is, without reading the whole manifest.
+fn check_user_state(description: &Description) -> Result<(), Error> {
+    // It lies as deep as in a manifest: readers refuse JSON that is nested deeper than they go.
+    #[derive(Serialize, Deserialize)]
+    struct Nested<T> {
+        description: T,
+    }
+    let json = serde_json::to_string(&Nested { description }).map_err(user_state)?;
+    let again: Nested<Description> = serde_json::from_str(&json).map_err(user_state)?;
+    let (user, again) = (&description.user, &again.description.user);
+    if again == user {
+        return Ok(());
+    }
+    Err(user_state(first_difference(user, again)))
+}
+
+fn user_state(detail: impl ToString) -> Error {
+    Error::UserState {
+        detail: detail.to_string(),
+    }
 }
 
 /// Where two values differ first, for an error.

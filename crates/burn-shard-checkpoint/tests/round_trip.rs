@@ -241,6 +241,25 @@ fn user_state_that_json_would_change_is_refused_and_other_numbers_stay() {
 }
 
 #[test]
+fn user_state_is_refused_if_it_is_nested_deeper_than_readers_go() {
+    let root = tempfile::tempdir().unwrap();
+    let publish = |lists: usize| {
+        let description = Description {
+            user: (0..lists).fold(json!(1), |user, _| json!([user])),
+            ..Description::default()
+        };
+        let writer = Writer::create(root.path(), 1).unwrap();
+        let reports = write_all(&writer, &model(1), 1).unwrap();
+        writer.publish(&reports, &description, Keep::ALL)
+    };
+    // The parser goes 127 deep, two of which are the manifest and its description.
+    let published = publish(125).unwrap();
+    Checkpoint::open(published.path).unwrap();
+    let error = publish(126).unwrap_err();
+    assert!(matches!(error, Error::UserState { .. }), "{error}");
+}
+
+#[test]
 fn f32_bf16_and_f16_are_converted_on_request_only() {
     let root = tempfile::tempdir().unwrap();
     let values = [1.0_f32, -0.1, 3e-5, 65504.0];

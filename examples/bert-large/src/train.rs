@@ -166,9 +166,7 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
     };
     let mut batches = Batches::new(Arc::clone(&job.dataset), shard, run.micro_batch, run.seed);
     // What has been trained on before the checkpoint is not trained on again.
-    for _ in 0..first_step * run.accumulate {
-        batches.next_batch();
-    }
+    batches.skip(first_step * run.accumulate);
     let mut losses = Vec::new();
     let mut traffic = group.traffic();
     for step in first_step..run.steps {

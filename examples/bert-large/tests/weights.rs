@@ -254,6 +254,35 @@ fn a_checkpoint_in_several_files_is_read_by_its_index() {
 }
 
 #[test]
+fn an_index_leads_to_no_file_that_is_not_beside_it() {
+    let checkpoint = Checkpoint::new();
+    let outside = checkpoint.write();
+    let inside = checkpoint.directory.path().join("inside");
+    fs::create_dir(&inside).unwrap();
+    let index = inside.join("model.safetensors.index.json");
+    for name in [
+        "../model.safetensors",
+        outside.to_str().unwrap(),
+        "./model.safetensors",
+        "..",
+        "",
+    ] {
+        fs::write(
+            &index,
+            format!("{{\"weight_map\": {{ \"a\": {name:?} }} }}"),
+        )
+        .unwrap();
+        let error = refused(&index);
+        assert!(
+            error.starts_with(
+                "model.safetensors.index.json: an index of files that are not beside it, not a"
+            ),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn checkpoints_that_do_not_fit_name_the_tensor_and_both_shapes() {
     let mut other = Checkpoint::new();
     other.tensors.get_mut(QUERY).unwrap().0 = vec![4, 8];

@@ -79,6 +79,11 @@ impl Batches {
         self.dataset.example(self.order[index], &mut rng)
     }
 
+    /// Passes over batches without making them.
+    pub fn skip(&mut self, batches: usize) {
+        self.next += batches * self.micro_batch * self.shard.world_size;
+    }
+
     /// The next batch.
     pub fn next_batch(&mut self) -> Batch {
         Batch {
@@ -269,6 +274,20 @@ mod tests {
         )
         .next_batch();
         assert_ne!(other_seed.rows, batches(&dataset, 0, 1).next_batch().rows);
+    }
+
+    #[test]
+    fn batches_that_are_skipped_change_nothing_of_the_next() {
+        let dataset = Arc::new(dataset(10));
+        let mut made = batches(&dataset, 1, 3);
+        // From within the first epoch to beyond the second.
+        for skipped in 0..dataset.examples() {
+            let mut rest = batches(&dataset, 1, 3);
+            rest.skip(skipped);
+            let expected = made.next_batch();
+            assert_eq!(rest.next_batch().rows, expected.rows, "{skipped} skipped");
+        }
+        assert!(made.epoch > 1);
     }
 
     #[test]

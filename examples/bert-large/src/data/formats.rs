@@ -21,18 +21,16 @@ const DOCUMENT_BYTES: usize = 16 << 10;
 /// # Errors
 /// The file cannot be read, a row has no text, or the user named a file that is no text.
 pub(super) fn read(source: &Source, left_out: &mut LeftOut) -> Result<Vec<Document>, Error> {
-    if source.format == Format::Parquet {
-        return parquet::read(&source.path);
-    }
-    let Some(text) = text_of(source, left_out)? else {
-        return Ok(Vec::new());
+    let of_text: fn(&Path, &str) -> Result<Vec<Document>, Error> = match source.format {
+        Format::Plain => |_, text| Ok(cut(blocks(text))),
+        Format::Markdown => |_, text| Ok(cut(prose::paragraphs(text.lines()).into_iter())),
+        Format::JsonLines => json_lines,
+        Format::Parquet => return parquet::read(&source.path),
     };
-    Ok(match source.format {
-        Format::Plain => cut(blocks(&text)),
-        Format::Markdown => cut(prose::paragraphs(text.lines()).into_iter()),
-        Format::JsonLines => return json_lines(&source.path, &text),
-        Format::Parquet => Vec::new(),
-    })
+    match text_of(source, left_out)? {
+        Some(text) => of_text(&source.path, &text),
+        None => Ok(Vec::new()),
+    }
 }
 
 /// The text of a file, `None` if it is binary.

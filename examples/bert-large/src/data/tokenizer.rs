@@ -126,8 +126,14 @@ impl WordPieces {
     /// # Errors
     /// Training failed.
     pub fn trained_on(corpus: &Corpus, size: usize) -> Result<Self, Error> {
+        Self::train(corpus, size).map(|(pieces, _)| pieces)
+    }
+
+    /// Trains a vocabulary. Returns its `tokenizer.json`, too.
+    fn train(corpus: &Corpus, size: usize) -> Result<(Self, String), Error> {
         let text = training::train(&corpus.documents, size)?;
-        Self::from_bytes(text.as_bytes(), size).map_err(Error::Trained)
+        let pieces = Self::from_bytes(text.as_bytes(), size).map_err(Error::Trained)?;
+        Ok((pieces, text))
     }
 
     /// Trains a vocabulary of at most `size` tokens, or loads the one trained on the same text
@@ -164,8 +170,7 @@ impl WordPieces {
         if let Some(why) = unusable {
             log::warn!("the vocabulary kept as {name} is made anew: {why}");
         }
-        let text = training::train(&corpus.documents, size)?;
-        let pieces = Self::from_bytes(text.as_bytes(), size).map_err(Error::Trained)?;
+        let (pieces, text) = Self::train(corpus, size)?;
         let kept = cache.and_then(|cache| {
             cache.write(&name, text.as_bytes())?;
             Ok(cache.path(&name))

@@ -30,14 +30,10 @@ const TIED: [(&str, &str); 2] = [
 /// A file cannot be read or is no checkpoint of BERT, or the output weights are matrices of their own.
 pub(super) fn read(path: &Path) -> Result<BTreeMap<String, Tensor>, Error> {
     let mut tensors = BTreeMap::new();
-    for file in files(path)? {
-        let head = input::head(&file)?;
-        match input::kind_of(&head) {
-            Some("a safetensors file") => {}
-            what => {
-                let what = what.unwrap_or("a file of an unknown kind");
-                return Err(Error::NotSafetensors { path: file, what });
-            }
+    for (file, kind) in files(path)? {
+        if kind != Some("a safetensors file") {
+            let what = kind.unwrap_or("a file of an unknown kind");
+            return Err(Error::NotSafetensors { path: file, what });
         }
         let mut store = SafetensorsStore::from_file(file.clone());
         let found = store
@@ -69,25 +65,36 @@ pub(super) fn read(path: &Path) -> Result<BTreeMap<String, Tensor>, Error> {
     Ok(tensors)
 }
 
-/// The file itself, or those that an index names.
-fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
+/// The file itself, or those beside it that an index names, and what each is.
+fn files(path: &Path) -> Result<Vec<(PathBuf, Option<&'static str>)>, Error> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
-    if input::kind_of(&input::head(path)?) != Some("a JSON file") {
-        return Ok(vec![path.into()]);
+    let kind = input::kind_of(&input::head(path)?);
+    if kind != Some("a JSON file") {
+        return Ok(vec![(path.into(), kind)]);
     }
-    let index: Index =
-        serde_json::from_slice(&input::read(path)?).map_err(|_| Error::NotSafetensors {
-            path: path.into(),
-            what: "a JSON file without a weight_map",
-        })?;
-    let files: BTreeSet<String> = index.weight_map.into_values().collect();
-    Ok(files
+    let refused = |what| Error::NotSafetensors {
+        path: path.into(),
+        what,
+    };
+    let index: Index = serde_json::from_slice(&input::read(path)?)
+        .map_err(|_| refused("a JSON file without a weight_map"))?;
+    let names: BTreeSet<String> = index.weight_map.into_values().collect();
+    // Before any is opened: an index may be anybody's.
+    let is_beside = |name: &String| Path::new(name).file_name() == Some(name.as_ref());
+    if !names.iter().all(is_beside) {
+        return Err(refused("an index of files that are not beside it"));
+    }
+    names
         .into_iter()
-        .map(|file| path.with_file_name(file))
-        .collect())
+        .map(|name| {
+            let file = path.with_file_name(name);
+            let kind = input::kind_of(&input::head(&file)?);
+            Ok((file, kind))
+        })
+        .collect()
 }
 
 /// Renames `PREFIX.embeddings..` to `bert.embeddings..`: checkpoints of `BertModel` have no prefix,

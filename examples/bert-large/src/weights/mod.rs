@@ -90,26 +90,20 @@ fn fitting(
             });
         }
     }
-    let mut missing = expected
-        .iter()
-        .filter(|(name, _)| !found.contains_key(*name));
-    if let Some((tensor, expected)) = missing.next() {
+    if let Some((name, shape, others)) = lacking_in(&found, &expected) {
         return Err(Error::TensorMissing {
             path: path.into(),
-            tensor: tensor.clone(),
-            expected: expected.clone(),
-            others: missing.count(),
+            tensor: name.clone(),
+            expected: shape.clone(),
+            others,
         });
     }
-    let mut unknown = found
-        .iter()
-        .filter(|(name, _)| !expected.contains_key(*name));
-    if let Some((name, tensor)) = unknown.next() {
+    if let Some((name, tensor, others)) = lacking_in(&expected, &found) {
         return Err(Error::TensorUnknown {
             path: path.into(),
             tensor: name.clone(),
             found: tensor.shape.to_vec(),
-            others: unknown.count(),
+            others,
         });
     }
     let tensors = found.into_iter().map(|(name, mut tensor)| {
@@ -117,6 +111,16 @@ fn fitting(
         tensor
     });
     Ok((tensors.collect(), lacking))
+}
+
+/// The first of `all` whose name is not among `some`, and how many more there are.
+fn lacking_in<'a, T, U>(
+    some: &BTreeMap<String, U>,
+    all: &'a BTreeMap<String, T>,
+) -> Option<(&'a String, &'a T, usize)> {
+    let mut lacking = all.iter().filter(|(name, _)| !some.contains_key(*name));
+    let (name, value) = lacking.next()?;
+    Some((name, value, lacking.count()))
 }
 
 /// Loads a file that [`check`] accepts; half-precision weights are widened or narrowed to the
