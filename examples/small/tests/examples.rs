@@ -12,6 +12,9 @@ use burn_shard::{MemoryKind, ProcessGroup, ShardingStrategy};
 #[path = "../examples/conv.rs"]
 mod conv;
 #[allow(dead_code, reason = "the test does not call its main")]
+#[path = "../examples/memory.rs"]
+mod memory;
+#[allow(dead_code, reason = "the test does not call its main")]
 #[path = "../examples/text.rs"]
 mod text;
 
@@ -52,4 +55,24 @@ fn the_text_classifier_learns_and_each_rank_holds_half_of_it() {
             run.full_bytes
         );
     }
+}
+
+#[test]
+fn the_chart_of_the_readme_shows_what_is_measured_and_that_is_what_was_predicted() {
+    let rows = memory::measure().unwrap();
+    for row in &rows {
+        let measured: usize = row.measured.iter().sum();
+        // Padding and parameters that stay whole.
+        assert!(measured >= row.predicted, "{measured} of {}", row.predicted);
+        assert!(
+            measured - row.predicted < row.predicted / 100,
+            "{measured} of {}",
+            row.predicted
+        );
+    }
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/memory.svg");
+    assert_eq!(
+        std::fs::read_to_string(chart).unwrap(),
+        memory::chart(&rows)
+    );
 }
