@@ -74,6 +74,7 @@
 //! drops its last handle is noticed at once by the ranks that need it. [`Communicator`] tells more.
 #![forbid(unsafe_code)]
 
+mod agreement;
 mod call;
 mod communicator;
 #[cfg(feature = "conformance")]

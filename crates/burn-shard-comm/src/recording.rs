@@ -2,7 +2,11 @@
 //!
 //! For tests and traces. Nothing here changes a result.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 
@@ -41,6 +45,7 @@ use crate::{
 pub struct Recording {
     inner: Arc<dyn Communicator>,
     delays: Option<Arc<Delays>>,
+    link: Option<Arc<Link>>,
     fail_call: Option<u64>,
     calls: Arc<Mutex<Vec<Call>>>,
 }
@@ -52,6 +57,7 @@ impl Recording {
         Self {
             inner,
             delays: None,
+            link: None,
             fail_call: None,
             calls: Arc::default(),
         }
@@ -66,6 +72,24 @@ impl Recording {
         self.delays = Some(Arc::new(Delays {
             state: Mutex::new(seed),
             longest,
+        }));
+        self
+    }
+
+    /// Lets collectives take as long as over a link: each takes `latency`, and the time of the bytes that this
+    /// rank receives, one after the other, while the caller goes on until it waits. What is computed
+    /// meanwhile costs nothing, which is what overlap means.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes_per_second` is not above 0.
+    #[must_use]
+    pub fn with_link(mut self, latency: Duration, bytes_per_second: f64) -> Self {
+        assert!(bytes_per_second > 0.0, "a link that carries nothing");
+        self.link = Some(Arc::new(Link {
+            latency,
+            bytes_per_second,
+            free: Mutex::new(Instant::now()),
         }));
         self
     }
@@ -102,11 +126,14 @@ impl Recording {
         Caller::devices(self.rank(), self.world_size())
     }
 
-    fn note(&self, call: Call) -> Result<(), Error> {
+    /// When the call is through, where there is a link.
+    fn note(&self, call: Call) -> Result<Option<Instant>, Error> {
         if let Some(delays) = &self.delays {
             delays.sleep();
         }
         let collective = call.collective;
+        let bytes = call.received_bytes(self.rank(), self.world_size());
+        let through = self.link.as_ref().map(|link| link.carry(bytes));
         let number = {
             let mut calls = self.calls.lock();
             calls.push(call);
@@ -121,17 +148,18 @@ impl Recording {
             self.inner.abort(&error.to_string());
             return Err(error);
         }
-        Ok(())
+        Ok(through)
     }
 
-    fn delayed(&self, work: Box<dyn Work>) -> Box<dyn Work> {
-        match &self.delays {
-            Some(delays) => Box::new(Delayed {
-                work,
-                delays: Arc::clone(delays),
-            }),
-            None => work,
+    fn delayed(&self, work: Box<dyn Work>, through: Option<Instant>) -> Box<dyn Work> {
+        if self.delays.is_none() && through.is_none() {
+            return work;
         }
+        Box::new(Delayed {
+            work,
+            delays: self.delays.clone(),
+            through,
+        })
     }
 }
 
@@ -161,10 +189,10 @@ impl Communicator for Recording {
         input: Arc<dyn Segments>,
         numels: &[usize],
     ) -> Result<Box<dyn Work>, Error> {
-        self.note(self.caller().all_gather(&*input, numels)?)?;
+        let through = self.note(self.caller().all_gather(&*input, numels)?)?;
         self.inner
             .all_gather(input, numels)
-            .map(|work| self.delayed(work))
+            .map(|work| self.delayed(work, through))
     }
 
     fn reduce_scatter(
@@ -172,23 +200,24 @@ impl Communicator for Recording {
         input: Arc<dyn Segments>,
         op: ReduceOp,
     ) -> Result<Box<dyn Work>, Error> {
-        self.note(
-            self.caller()
-                .reduction(Collective::ReduceScatter, &*input, op)?,
-        )?;
+        let through = self.note(self.caller().reduction(
+            Collective::ReduceScatter,
+            &*input,
+            op,
+        )?)?;
         self.inner
             .reduce_scatter(input, op)
-            .map(|work| self.delayed(work))
+            .map(|work| self.delayed(work, through))
     }
 
     fn all_reduce(&self, input: Arc<dyn Segments>, op: ReduceOp) -> Result<Box<dyn Work>, Error> {
-        self.note(
+        let through = self.note(
             self.caller()
                 .reduction(Collective::AllReduce, &*input, op)?,
         )?;
         self.inner
             .all_reduce(input, op)
-            .map(|work| self.delayed(work))
+            .map(|work| self.delayed(work, through))
     }
 
     fn broadcast(
@@ -198,14 +227,17 @@ impl Communicator for Recording {
         root: usize,
     ) -> Result<Box<dyn Work>, Error> {
         let caller = self.caller();
-        self.note(caller.broadcast(input.as_deref(), layout.clone(), root)?)?;
+        let through = self.note(caller.broadcast(input.as_deref(), layout.clone(), root)?)?;
         self.inner
             .broadcast(input, layout, root)
-            .map(|work| self.delayed(work))
+            .map(|work| self.delayed(work, through))
     }
 
     fn barrier(&self) -> Result<(), Error> {
-        self.note(Caller::barrier())?;
+        let through = self.note(Caller::barrier())?;
+        if let Some(through) = through {
+            thread::sleep(through.saturating_duration_since(Instant::now()));
+        }
         self.inner.barrier()
     }
 
@@ -220,6 +252,7 @@ impl Communicator for Recording {
             Arc::new(Self {
                 inner,
                 delays: self.delays.clone(),
+                link: self.link.clone(),
                 fail_call: self.fail_call,
                 calls: Arc::clone(&self.calls),
             }) as _
@@ -227,8 +260,10 @@ impl Communicator for Recording {
     }
 
     fn announce(&self, call: Call) -> Result<Box<dyn Work>, Error> {
-        self.note(call.clone())?;
-        self.inner.announce(call).map(|work| self.delayed(work))
+        let through = self.note(call.clone())?;
+        self.inner
+            .announce(call)
+            .map(|work| self.delayed(work, through))
     }
 
     fn failure(&self) -> Option<Arc<Error>> {
@@ -267,23 +302,82 @@ impl Delays {
     }
 }
 
+/// One rank's way to the others.
+#[derive(Debug)]
+struct Link {
+    latency: Duration,
+    bytes_per_second: f64,
+    /// When it has carried everything so far.
+    free: Mutex<Instant>,
+}
+
+impl Link {
+    /// When it will have carried `bytes` more.
+    fn carry(&self, bytes: usize) -> Instant {
+        let time = self.latency + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
+        let mut free = self.free.lock();
+        *free = (*free).max(Instant::now()) + time;
+        *free
+    }
+}
+
 struct Delayed {
     work: Box<dyn Work>,
-    delays: Arc<Delays>,
+    delays: Option<Arc<Delays>>,
+    through: Option<Instant>,
+}
+
+impl Delayed {
+    fn sleep(&self) {
+        if let Some(delays) = &self.delays {
+            delays.sleep();
+        }
+        if let Some(through) = self.through {
+            thread::sleep(through.saturating_duration_since(Instant::now()));
+        }
+    }
 }
 
 impl Work for Delayed {
     fn is_ready(&self) -> bool {
-        self.work.is_ready()
+        self.through.is_none_or(|through| through <= Instant::now()) && self.work.is_ready()
     }
 
     fn wait(&mut self) -> Result<(), Error> {
-        self.delays.sleep();
+        self.sleep();
         self.work.wait()
     }
 
     fn finish(self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
-        self.delays.sleep();
+        self.sleep();
         self.work.finish(output)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{OwnedSegments, ProcessGroup};
+
+    /// The link is what is late, and the caller is not kept.
+    #[test]
+    fn a_link_carries_one_collective_after_the_other_and_changes_no_result() {
+        let latency = Duration::from_millis(20);
+        ProcessGroup::spawn(2, |group| {
+            let recording = Recording::new(Arc::clone(group.communicator()));
+            let slow = recording.with_link(latency, 1e9);
+            let start = Instant::now();
+            let input = |value: f32| Arc::new(OwnedSegments(vec![vec![value; 3]])) as _;
+            let first = slow.all_reduce(input(1.0), ReduceOp::Sum).expect("first");
+            let second = slow.all_reduce(input(2.0), ReduceOp::Sum).expect("second");
+            let mut sums = OwnedSegments(vec![vec![0.0f32; 3]]);
+            second.finish(&mut sums).expect("second");
+            assert!(start.elapsed() >= 2 * latency);
+            assert_eq!(sums.0, [[4.0; 3]]);
+            assert!(first.is_ready());
+            first.finish(&mut sums).expect("first");
+            assert_eq!(sums.0, [[2.0; 3]]);
+        })
+        .expect("no rank fails");
     }
 }

@@ -1,5 +1,7 @@
 //! What can go wrong outside a collective.
 
+use burn_shard_comm::ProcessGroup;
+
 /// Errors of this crate. Messages name the rank, the parameter path and the way out.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -351,6 +353,32 @@ pub enum Error {
         strategy: String,
     },
 
+    /// A rank has no batch at all, while others have some.
+    #[error(
+        "rank {rank}: rank {other} has no batch at all, so that it could not take part (give each rank at \
+         least one, or what to run instead by `Join::with_filler`)"
+    )]
+    NoBatch {
+        /// This rank.
+        rank: usize,
+        /// The first rank without a batch.
+        other: usize,
+    },
+
+    /// A batch that weighs less than nothing, or no number.
+    #[error(
+        "rank {rank}: a batch of rank {other} weighs {weight} (weights are finite and at least 0, such as \
+         numbers of samples)"
+    )]
+    BatchWeight {
+        /// This rank.
+        rank: usize,
+        /// The first rank with such a batch.
+        other: usize,
+        /// What it weighs.
+        weight: f64,
+    },
+
     /// Clipping by the norm of one tensor, which no rank can see whole.
     #[error(
         "gradient clipping by the norm of each tensor looks at whole tensors, and a rank has only its shards \
@@ -365,6 +393,26 @@ pub enum Error {
     /// An optimizer configuration that could not be read.
     #[error("optimizer configuration: {0}")]
     Config(#[from] serde_json::Error),
+}
+
+/// This rank's result, if every rank has one: what one rank refuses, no rank goes on with. A collective.
+///
+/// # Errors
+///
+/// This rank's own error, [`Error::OtherRankRefused`] with that of the first rank that has one, or a failure of
+/// the communicator.
+pub(crate) fn agreed<T>(group: &ProcessGroup, result: Result<T, Error>) -> Result<T, Error> {
+    let refusal = result.as_ref().err().map(ToString::to_string);
+    let refusals = group.all_gather_bytes(refusal.unwrap_or_default().as_bytes())?;
+    let own = result?;
+    match refusals.iter().position(|message| !message.is_empty()) {
+        None => Ok(own),
+        Some(other) => Err(Error::OtherRankRefused {
+            rank: group.rank(),
+            other,
+            message: String::from_utf8_lossy(&refusals[other]).into_owned(),
+        }),
+    }
 }
 
 /// Ends this rank where Burn's signatures leave no room for an error: inside forward, backward and

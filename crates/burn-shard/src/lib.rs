@@ -46,6 +46,9 @@
 //! | shards within a machine, copies across | [`ShardConfig::shard_ranks`] |
 //! | gathers ahead of their use | [`ShardConfig::prefetch`] |
 //! | activation checkpointing | [`checkpoint()`] |
+//! | ranks with different numbers of batches, means over samples | [`Join`] |
+//! | memory and traffic, before training | [`Estimate`] |
+//! | means of metrics, decisions made together | [`ProcessGroup::mean`], [`ProcessGroup::any`] |
 //! | saving and resuming, on any number of ranks | [`checkpoint::Checkpoints`] |
 //!
 //! # Design
@@ -72,6 +75,8 @@
 mod autodiff;
 pub mod checkpoint;
 mod error;
+mod estimate;
+mod join;
 mod module;
 mod oss;
 mod plan;
@@ -87,6 +92,8 @@ pub use burn_shard_comm::{
 pub use burn_shard_recompute as recompute;
 pub use burn_shard_recompute::checkpoint;
 pub use error::Error;
+pub use estimate::Estimate;
+pub use join::{Join, Turn};
 pub use module::sharded_module::{NoSync, ShardedModule};
 pub use oss::{
     ElementwiseConfig, GradScaler, GradScalerConfig, GradientNorm, GradientNormClipping, NonFinite,

@@ -7,7 +7,7 @@ mod common;
 
 use std::path::Path;
 
-use burn::module::Module;
+use burn::module::{Module, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
@@ -193,6 +193,39 @@ fn momentum_and_optimizers_without_a_kernel_go_on_too() {
     survives(&RmsPropConfig::new(), &[(2, 2), (3, 2)]);
     survives(&AdaGradConfig::new(), &[(2, 2)]);
     survives(&AdamConfig::new().with_amsgrad(true), &[(2, 2), (2, 1)]);
+}
+
+#[test]
+fn parameters_of_one_group_go_on_with_and_without_momentum() {
+    let momentum = || SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let optimizer = |group: &ProcessGroup| {
+        let plain = Oss::new(SgdConfig::new(), group).unwrap();
+        let weights = ParamGroup::from_predicate("weight");
+        plain.with_group(weights, momentum()).unwrap()
+    };
+    for strategy in ShardingStrategy::ALL {
+        let root = tempfile::tempdir().unwrap();
+        ProcessGroup::spawn(2, |group| {
+            let wrapped = || ShardedModule::new(OddNet::new(&device()), strategy, &group).unwrap();
+            let checkpoints = Checkpoints::new(root.path(), &group);
+            let mut oss = optimizer(&group);
+            let model = step(wrapped(), &mut oss, 0);
+            checkpoints.save(1, &model, &oss, &json!(null)).unwrap();
+            let roles = |path| oss.state_of(path).tensors.len();
+            let params = model.params();
+            let with = params.iter().filter(|param| roles(&param.path) == 1);
+            let with: Vec<_> = with.map(|param| param.path.as_str()).collect();
+            assert!(with.iter().all(|path| path.ends_with("weight")), "{with:?}");
+            assert!((1..params.len()).contains(&with.len()), "{with:?}");
+
+            let mut restored = optimizer(&group);
+            let loaded = checkpoints.load(wrapped(), &mut restored).unwrap();
+            let expected = state(&step(model, &mut oss, 1), &oss);
+            let found = state(&step(loaded.model, &mut restored, 1), &restored);
+            assert_state(&strategy.to_string(), &found, &expected);
+        })
+        .unwrap();
+    }
 }
 
 #[test]

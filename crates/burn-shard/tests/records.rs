@@ -155,6 +155,53 @@ fn integers_and_flags_are_those_of_rank_0() {
 }
 
 #[test]
+fn statistics_that_drifted_apart_are_rank_0s_once_they_are_broadcast() {
+    for strategy in ShardingStrategy::ALL {
+        ProcessGroup::spawn(3, |group| {
+            let (device, rank) = (device(), group.rank());
+            let statistics = |module: &Mixed| {
+                let norm = &module.norm;
+                let both = [&norm.running_mean, &norm.running_var];
+                let both = both.map(|statistic| common::bits(statistic.value_sync()));
+                both.concat()
+            };
+            let all_ranks = |model: &ShardedModule<Mixed>| {
+                let mut all = vec![0_u32; 3 * 12];
+                group.all_gather(&statistics(model), &mut all).unwrap();
+                [all[..12].to_vec(), all[12..24].to_vec(), all[24..].to_vec()]
+            };
+            let step = |model: ShardedModule<Mixed>, oss: &mut Oss| {
+                let grads = mixed_loss(&model, rank, &device).backward();
+                let grads = GradientsParams::from_grads(grads, &model);
+                oss.step(0.1, model, grads)
+            };
+            let module = Mixed::new(rank, &device);
+            let model = ShardedModule::new(module, small_groups(strategy), &group).unwrap();
+            let mut oss = oss(&group);
+            let model = step(model, &mut oss);
+            let [first, second, third] = all_ranks(&model);
+            assert!(first != second && second != third, "{strategy}");
+            let parameters =
+                |model: &ShardedModule<Mixed>| common::bits(model.unsharded().input.weight.val());
+            let before = parameters(&model);
+
+            let model = model.broadcast_buffers().unwrap();
+            assert_eq!(
+                all_ranks(&model),
+                [first.clone(), first.clone(), first],
+                "{strategy}"
+            );
+            assert_eq!(parameters(&model), before, "{strategy}");
+            // Training goes on, and so does drifting.
+            let model = step(model, &mut oss);
+            let [first, second, _] = all_ranks(&model);
+            assert_ne!(first, second, "{strategy}");
+        })
+        .unwrap();
+    }
+}
+
+#[test]
 fn running_statistics_are_those_of_rank_0_and_stay_usable() {
     for strategy in ShardingStrategy::ALL {
         ProcessGroup::spawn(2, |group| {

@@ -25,7 +25,7 @@ pub(super) fn read_in_forward<const D: usize>(param: &ParamHandle, base: Tensor<
         param.engine().rank(),
         param.engine().plan().params[param.index].path,
     );
-    if param.instance.requires_gradient(param.index) {
+    if param.instance.leaf(param.index).is_some() {
         announce(param, &base.device());
     }
     read_untracked(param, base)

@@ -21,6 +21,7 @@ use burn_shard_comm::{DType, ProcessGroup};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::error::agreed;
 use crate::oss::OptimizerScalars;
 use crate::{Error, Oss, ShardedModule};
 
@@ -156,19 +157,7 @@ impl Checkpoints {
         let prepared = opened.and_then(|checkpoint| {
             load::Load::prepare(checkpoint, &self.renames, &model, optimizer)
         });
-        // What one rank cannot read, no rank takes.
-        let refusal = prepared.as_ref().err().map(ToString::to_string);
-        let refusals = self
-            .group
-            .all_gather_bytes(refusal.unwrap_or_default().as_bytes())?;
-        let prepared = prepared?;
-        if let Some(other) = refusals.iter().position(|message| !message.is_empty()) {
-            return Err(Error::OtherRankRefused {
-                rank: self.group.rank(),
-                other,
-                message: String::from_utf8_lossy(&refusals[other]).into_owned(),
-            });
-        }
+        let prepared = agreed(&self.group, prepared)?;
         Ok(prepared.apply(model, optimizer))
     }
 }

@@ -1,7 +1,8 @@
 //! What a module holds beside its parameters: running statistics, integers, booleans.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, Bytes, Device, Int, Tensor, TensorData};
+use burn_shard_comm::{Error as CommError, ProcessGroup};
 
 use super::bind::AutodiffState;
 use super::path::Path;
@@ -54,6 +55,27 @@ pub(crate) fn collect<M: Module>(plan: &Plan, module: &M) -> Vec<Buffer> {
     // Running statistics keep their latest update aside; `valid` is what makes them take it.
     module.valid().visit(&mut collect);
     collect.buffers
+}
+
+/// Rank 0's buffers, on every rank. One collective.
+pub(crate) fn broadcast(
+    group: &ProcessGroup,
+    buffers: Vec<Buffer>,
+) -> Result<Vec<Buffer>, CommError> {
+    let bytes = buffers.iter().map(|buffer| buffer.data.as_bytes());
+    let mut bytes = bytes.collect::<Vec<_>>().concat();
+    group.broadcast(&mut bytes, 0)?;
+    let mut rest = bytes.as_slice();
+    let received = buffers.into_iter().map(|buffer| {
+        let (own, shape, dtype) = buffer.data.into_parts();
+        let (first, others) = rest.split_at(own.len());
+        rest = others;
+        Buffer {
+            path: buffer.path,
+            data: TensorData::from_bytes(Bytes::from_bytes_vec(first.to_vec()), shape, dtype),
+        }
+    });
+    Ok(received.collect())
 }
 
 /// Puts buffers into a module.

@@ -2,7 +2,7 @@
 
 pub(crate) mod bind;
 pub(crate) mod buffers;
-mod inspect;
+pub(crate) mod inspect;
 mod leaves;
 pub(crate) mod path;
 pub(crate) mod sharded_module;

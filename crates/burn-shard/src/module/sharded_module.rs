@@ -333,6 +333,21 @@ impl<M: Module> ShardedModule<M> {
         self.engine().discard_accumulated();
     }
 
+    /// Gives every rank the buffers of rank 0: running statistics of batch normalization, integers and
+    /// booleans. Wrapping does that once, and then each rank's statistics follow its own batches, as in FSDP;
+    /// called before an evaluation, or after each step, this is DDP's `broadcast_buffers`. All ranks have to call
+    /// it, outside of a forward and its backward. Parameters stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// Failures of the communicator, which has then failed for good.
+    #[doc(alias = "_sync_buffers")]
+    pub fn broadcast_buffers(self) -> Result<Self, Error> {
+        let own = buffers::collect(self.engine().plan(), self.inner());
+        let received = buffers::broadcast(self.group(), own)?;
+        Ok(self.rebuild_with(|inner| buffers::put(inner, received)))
+    }
+
     /// The module with its stored tensors, without what this wrapper adds.
     pub(crate) fn inner(&self) -> &M {
         &self.inner

@@ -8,10 +8,10 @@ use burn_shard_comm::{DType, Error as CommError, ProcessGroup, SegmentLayout, Se
 
 use super::bind::{AutodiffState, Storage};
 use super::inspect::inspect;
-use super::leaves::note_leaves;
 use super::path::Path;
 use crate::autodiff::graph::Graph;
 use crate::autodiff::reparam::attach;
+use crate::error::agreed;
 use crate::plan::Plan;
 use crate::purpose::Purpose;
 use crate::runtime::engine::Engine;
@@ -29,25 +29,8 @@ pub(crate) fn wrap<M: Module>(
     group: &ProcessGroup,
 ) -> Result<(Arc<Graph>, M), Error> {
     let rank = group.rank();
-    let checked = check(&module, &config, group);
     // A rank that cannot go on tells the others, instead of leaving them in the next collective.
-    let refusals = group.all_gather_bytes(
-        checked
-            .as_ref()
-            .err()
-            .map(ToString::to_string)
-            .unwrap_or_default()
-            .as_bytes(),
-    )?;
-    let (memory, plan) = checked?;
-    if let Some(other) = refusals.iter().position(|message| !message.is_empty()) {
-        let message = String::from_utf8_lossy(&refusals[other]).into_owned();
-        return Err(Error::OtherRankRefused {
-            rank,
-            other,
-            message,
-        });
-    }
+    let (memory, plan) = agreed(group, check(&module, &config, group))?;
     plan.agree(&config, group)?;
 
     let mesh = Mesh::new(group, config.shard_ranks)?;
@@ -94,7 +77,6 @@ pub(crate) fn wrap<M: Module>(
     engine.context.ledger.reset_peak();
     let graph = Graph::new(engine);
     let module = attach(&graph, module);
-    note_leaves(&graph, &module);
     Ok((graph, module))
 }
 
@@ -134,7 +116,8 @@ fn check<M: Module>(
     #[cfg(feature = "nccl")]
     let memory = memory.reached_by(group)?;
     let params = inspect(module, group.rank())?;
-    let shard_ranks = group.world_size() / copies(group, config.shard_ranks)?;
+    let copies = copies(group.rank(), group.world_size(), config.shard_ranks)?;
+    let shard_ranks = group.world_size() / copies;
     let plan = Plan::new(params, config, memory.alignment(), shard_ranks)?;
     Ok((memory, plan))
 }

@@ -100,6 +100,17 @@ pub(super) enum Fused {
     Sgd(SgdHyper),
 }
 
+impl Fused {
+    /// The names that Burn's record of the same optimizer gives its state of a parameter.
+    pub(super) fn moments(&self) -> &'static [&'static str] {
+        match self {
+            Self::Sgd(hyper) if hyper.momentum.is_none() => &[],
+            Self::Sgd(_) => &["velocity"],
+            Self::Adam(_) | Self::AdamW(_) => &["moment_1", "moment_2"],
+        }
+    }
+}
+
 impl Method {
     /// Burn's own step of one-dimensional tensors, clipping included.
     pub(super) fn step_stock(

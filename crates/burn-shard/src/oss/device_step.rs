@@ -49,7 +49,7 @@ pub(super) fn run(
         let job = jobs[index]
             .take()
             .expect("only parameters with a gradient are stepped");
-        let (method, lr) = step.method(index, &job);
+        let (method, lr) = (step.method(index, &job), job.lr);
         let owned = Owned::of(engine, index);
         let param_state = &mut state.params[index];
         match method.fused {

@@ -38,7 +38,7 @@ pub(super) fn run(
         let job = jobs[index]
             .take()
             .expect("only parameters with a gradient are stepped");
-        let (method, lr) = step.method(index, &job);
+        let (method, lr) = (step.method(index, &job), job.lr);
         let owned = Owned::of(engine, index);
         let fused = method.fused.filter(|_| group.dtype == DType::F32);
         // Kernels multiply as they read, unless something comes between.

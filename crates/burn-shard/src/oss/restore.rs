@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::ParamId;
-use burn::optim::{StateSink, StateSource};
+use burn::optim::StateSource;
 use burn::tensor::TensorData;
 use burn_pack::Scalar;
 use burn_shard_checkpoint::Renames;
@@ -12,8 +12,8 @@ use burn_shard_comm::DType;
 use serde::{Deserialize, Serialize};
 
 use super::Oss;
-use super::config::{Fused, Method};
-use super::state::{ParamState, State, elements, moment_bytes};
+use super::config::Method;
+use super::state::{ParamState, State, elements, moment_bytes, roles};
 use crate::Error;
 use crate::runtime::engine::Engine;
 use crate::storage::flat::from_flat;
@@ -86,11 +86,12 @@ impl Oss {
         let stepped = engine.plan().params.iter().zip(&state.params);
         let stepped = stepped.filter(|(_, param)| param.time > 0);
         let scalars = stepped.map(|(spec, param)| {
-            let StateSink { tensors, scalars } = state.describe(&spec.path);
+            let (roles, sink) = state.roles(&spec.path);
             let scalars = ParamScalars {
                 time: param.time,
-                roles: tensors.into_iter().map(|(name, _)| name).collect(),
-                scalars: scalars
+                roles,
+                scalars: sink
+                    .scalars
                     .into_iter()
                     .map(|(name, s)| (name, s.into()))
                     .collect(),
@@ -138,7 +139,7 @@ impl Oss {
                 stock(engine, method, &scalars, values, state).ok_or_else(other)?;
                 continue;
             };
-            if scalars.roles != fused_roles(&fused) {
+            if scalars.roles != roles(fused.moments()) {
                 return Err(other());
             }
             state.params[index].fused = Some(fused);
@@ -161,16 +162,6 @@ impl Oss {
     pub(crate) fn adopt(&mut self, restored: RestoredState) {
         self.state = Some(restored.0);
     }
-}
-
-/// The names of a kernel's moments.
-fn fused_roles(fused: &Fused) -> Vec<String> {
-    let names: &[&str] = match fused {
-        Fused::Sgd(hyper) if hyper.momentum.is_none() => &[],
-        Fused::Sgd(_) => &["momentum.velocity"],
-        Fused::Adam(_) | Fused::AdamW(_) => &["momentum.moment_1", "momentum.moment_2"],
-    };
-    names.iter().map(|&name| name.to_owned()).collect()
 }
 
 /// Gives a stock optimizer its state back; `None` if it is another optimizer's.

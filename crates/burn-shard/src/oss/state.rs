@@ -1,18 +1,26 @@
 //! Optimizer state of this rank's shards.
 
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use burn::optim::{DynOptimizer, DynState, StateSink};
-use burn::tensor::{DType, TensorData};
+use burn::tensor::TensorData;
+#[cfg(feature = "cubecl")]
+use burn_shard_comm::DType;
 
 use crate::plan::Place;
 use crate::runtime::engine::Engine;
 #[cfg(feature = "cubecl")]
 use crate::storage::device::DeviceFlat;
+#[cfg(feature = "cubecl")]
+use crate::storage::flat::FlatTensor;
 use crate::storage::ledger::MemoryKind;
 use crate::storage::pool::Buffer;
 
 use super::config::Fused;
+
+/// Where Burn's records have the state of SGD, Adam and `AdamW`.
+const PREFIX: &str = "momentum";
 
 /// State of every parameter of one module, on one rank.
 #[derive(Debug)]
@@ -79,11 +87,15 @@ impl Moment {
         Self::Host(buffer)
     }
 
-    fn read(&self) -> Vec<f32> {
+    /// Some of its elements.
+    fn read(&self, range: Range<usize>) -> Vec<f32> {
         match self {
-            Self::Host(buffer) => bytemuck::cast_slice(buffer.bytes()).to_vec(),
+            Self::Host(buffer) => bytemuck::cast_slice(buffer.bytes())[range].to_vec(),
             #[cfg(feature = "cubecl")]
-            Self::Device(flat) => bytemuck::pod_collect_to_vec(&flat.download()),
+            Self::Device(flat) => {
+                let part = flat.view(range.start, &[range.len()], DType::F32);
+                bytemuck::pod_collect_to_vec(FlatTensor::Device(part).into_host().as_bytes())
+            }
         }
     }
 
@@ -124,38 +136,62 @@ impl State {
 
     /// What Burn's record of the same optimizer would hold of this rank's elements.
     pub(super) fn describe(&self, path: &str) -> StateSink {
-        let mut sink = StateSink::default();
+        let mut sink = self.scalars(path);
         let Some((engine, index)) = self.find(path) else {
             return sink;
         };
-        let state = &self.params[index];
-        if let Some((stock, stock_state)) = &state.stock {
-            stock.state_flatten("", stock_state, &mut sink);
-            return sink;
-        }
-        let moments = &self.groups[engine.plan().place[index].group];
-        let names: &[&str] = match state.fused {
-            None => &[],
-            Some(Fused::Sgd(_)) => &["velocity"],
-            Some(Fused::Adam(_) | Fused::AdamW(_)) => {
-                sink.push_scalar("momentum", "time", (state.time as u64).into());
-                &["moment_1", "moment_2"]
-            }
-        };
         let range = elements(&engine, index);
-        for (name, buffer) in names.iter().zip([&moments.first, &moments.second]) {
-            if let Some(buffer) = buffer {
-                let values = buffer.read();
-                let data = TensorData::new(values[range.clone()].to_vec(), [range.len()]);
-                debug_assert_eq!(data.dtype(), DType::F32);
-                sink.push_tensor("momentum", name, data);
-            }
+        for (name, moment) in self.moments(&engine, index) {
+            let data = TensorData::new(moment.read(range.clone()), [range.len()]);
+            sink.push_tensor(PREFIX, name, data);
         }
         sink
     }
-}
 
-impl State {
+    /// The names of the tensors that [`describe`](Self::describe) gives, and the scalars beside them.
+    pub(super) fn roles(&self, path: &str) -> (Vec<String>, StateSink) {
+        let sink = self.scalars(path);
+        let stock = sink.tensors.iter().map(|(name, _)| name.clone());
+        let fused = self.find(path).map(|(engine, index)| {
+            let moments = self.moments(&engine, index);
+            roles(&moments.map(|(name, _)| name).collect::<Vec<_>>())
+        });
+        (stock.chain(fused.unwrap_or_default()).collect(), sink)
+    }
+
+    /// What a stock optimizer holds, or the scalars of a fused one.
+    fn scalars(&self, path: &str) -> StateSink {
+        let mut sink = StateSink::default();
+        let Some((_, index)) = self.find(path) else {
+            return sink;
+        };
+        let state = &self.params[index];
+        match (&state.stock, state.fused) {
+            (Some((stock, stock_state)), _) => stock.state_flatten("", stock_state, &mut sink),
+            (None, Some(Fused::Adam(_) | Fused::AdamW(_))) => {
+                sink.push_scalar(PREFIX, "time", (state.time as u64).into());
+            }
+            (None, Some(Fused::Sgd(_)) | None) => {}
+        }
+        sink
+    }
+
+    /// What a kernel keeps of a parameter, by its names. Another parameter of the group may have more.
+    fn moments(
+        &self,
+        engine: &Engine,
+        index: usize,
+    ) -> impl Iterator<Item = (&'static str, &Moment)> {
+        let group = &self.groups[engine.plan().place[index].group];
+        let fused = self.params[index].fused;
+        let names = fused.as_ref().map_or(&[][..], Fused::moments);
+        let kept = [group.first.as_ref(), group.second.as_ref()];
+        names
+            .iter()
+            .zip(kept)
+            .filter_map(|(&name, moment)| Some((name, moment?)))
+    }
+
     /// The module's engine, while the module lives.
     pub(super) fn engine(&self) -> Option<Arc<Engine>> {
         self.engine.upgrade()
@@ -163,11 +199,7 @@ impl State {
 
     fn find(&self, path: &str) -> Option<(Arc<Engine>, usize)> {
         let engine = self.engine.upgrade()?;
-        let index = engine
-            .plan()
-            .params
-            .iter()
-            .position(|param| param.path == path)?;
+        let index = engine.plan().find(path)?;
         Some((engine, index))
     }
 
@@ -211,8 +243,14 @@ impl Moments {
     }
 }
 
+/// How Burn's records call moments of these names.
+pub(super) fn roles(moments: &[&str]) -> Vec<String> {
+    let role = |name| format!("{PREFIX}.{name}");
+    moments.iter().map(role).collect()
+}
+
 /// Where the state of this rank's elements of a parameter lies in its group's moments.
-pub(super) fn elements(engine: &Engine, index: usize) -> std::ops::Range<usize> {
+pub(super) fn elements(engine: &Engine, index: usize) -> Range<usize> {
     let Place { group, member } = engine.plan().place[index];
     let group = &engine.plan().groups[group];
     let member = &group.layout.members[member];

@@ -12,9 +12,9 @@ use super::clip::{Control, Verdict};
 use super::config::Method;
 use super::host_step;
 use super::state::{State, elements};
-use crate::module::bind::{Storage, detach};
+use crate::module::bind::{Detached, Storage, detach};
 use crate::module::sharded_module::ModuleParts;
-use crate::plan::layout::MemberLayout;
+use crate::plan::layout::{MemberLayout, ParamSpec};
 use crate::runtime::collective_io::CollectiveInput;
 use crate::runtime::engine::Engine;
 use crate::runtime::instance::Instance;
@@ -51,15 +51,18 @@ impl Step<'_> {
         instance.forget_flats();
         // What is mapped now is the value to come; its history is known once its gradients are.
         let (skeleton, mut detached) = detach(engine, inner, &mut gradients);
-        let mut jobs = detached
-            .iter_mut()
-            .map(|param| {
-                param.gradient.take().map(|gradient| Job {
-                    id: param.id,
-                    gradient,
-                })
+        let job = |(param, spec): (&mut Detached, &ParamSpec)| {
+            param.gradient.take().map(|gradient| Job {
+                id: param.id,
+                lr: lr.lr_from_param(param.id, Some(&spec.path)),
+                gradient,
             })
-            .collect::<Vec<_>>();
+        };
+        let mut jobs: Vec<Option<Job>> = detached
+            .iter_mut()
+            .zip(&engine.plan().params)
+            .map(job)
+            .collect();
         drop(gradients);
         let mut storage = Storage::pack(engine, detached);
         let judged = check(engine, &jobs).and_then(|()| control.judge(engine, &jobs));
@@ -68,30 +71,25 @@ impl Step<'_> {
         if factor.is_none() {
             jobs.fill_with(|| None);
         } else {
-            let stepped = jobs.iter().enumerate().filter_map(|(index, job)| {
-                let rate = |job: &Job| rate(engine, lr, index, job);
-                job.as_ref().map(|job| (index, rate(job)))
-            });
+            let stepped = jobs.iter().enumerate();
+            let stepped = stepped.filter_map(|(index, job)| Some((index, job.as_ref()?.lr)));
             let stepped: Vec<(usize, f64)> = stepped.collect();
             history = history.after_step(&stepped, engine.plan());
         }
         let instance = engine.new_instance(history);
-        let mut result = judged;
-        for group in 0..engine.plan().groups.len() {
-            if result.is_ok() {
-                let flat = &mut storage.flats[group];
+        let result = judged.and_then(|verdict| {
+            for (group, flat) in storage.flats.iter_mut().enumerate() {
                 let step = GroupStep {
                     engine,
                     instance: &instance,
                     methods,
-                    lr,
                     factor: factor.unwrap_or(1.0),
                     group,
                 };
-                let stepped = step.run(state, flat, &mut jobs);
-                result = result.and_then(|verdict| stepped.map(|()| verdict));
+                step.run(state, flat, &mut jobs)?;
             }
-        }
+            Ok(verdict)
+        });
         let engine = Arc::clone(engine);
         let inner = storage.bind(&engine, skeleton);
         let module = ShardedModule::from_parts(graph, inner);
@@ -110,14 +108,10 @@ pub(super) fn method_of<'a>(methods: &'a [Method], id: ParamId, path: &str) -> &
     method.expect("the first method should match every parameter")
 }
 
-fn rate(engine: &Engine, lr: &ModuleLearningRate, index: usize, job: &Job) -> f64 {
-    let path = engine.plan().params[index].path.as_str();
-    lr.lr_from_param(job.id, Some(path))
-}
-
 /// A parameter to step.
 pub(super) struct Job {
     id: ParamId,
+    pub(super) lr: f64,
     pub(super) gradient: FlatTensor,
 }
 
@@ -191,7 +185,6 @@ pub(super) struct GroupStep<'a> {
     /// The value that the step makes.
     instance: &'a Instance,
     methods: &'a [Method],
-    lr: &'a ModuleLearningRate,
     /// What gradients are multiplied by.
     pub(super) factor: f32,
     pub(super) group: usize,
@@ -222,11 +215,10 @@ impl GroupStep<'_> {
         }
     }
 
-    /// By what, and at which learning rate, a parameter is stepped.
-    pub(super) fn method(&self, index: usize, job: &Job) -> (&Method, f64) {
+    /// By what a parameter is stepped.
+    pub(super) fn method(&self, index: usize, job: &Job) -> &Method {
         let path = self.engine.plan().params[index].path.as_str();
-        let method = method_of(self.methods, job.id, path);
-        (method, rate(self.engine, self.lr, index, job))
+        method_of(self.methods, job.id, path)
     }
 
     /// The gradient times the factor.

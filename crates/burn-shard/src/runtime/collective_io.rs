@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use burn_shard_comm::{DType, Segments, SegmentsMut};
+use burn_shard_comm::{DType, Error as CommError, Segments, SegmentsMut, Work};
 
 use super::context::Context;
 use crate::Error;
+use crate::plan::layout::ParamSpec;
 use crate::purpose::Purpose;
 #[cfg(feature = "cubecl")]
 use crate::storage::device::DeviceFlat;
@@ -135,6 +136,33 @@ impl Context {
             pieces.extend(cut.pieces);
         }
         Ok(Box::new(PiecesMut { dtype, pieces }))
+    }
+
+    /// Ends a collective whose outputs are whole parameters, in this order, each in a buffer of its own.
+    ///
+    /// # Errors
+    ///
+    /// `failed` says what the communicator's mean here.
+    pub(crate) fn receive_whole(
+        &self,
+        kind: MemoryKind,
+        dtype: DType,
+        members: &[usize],
+        work: Box<dyn Work>,
+        failed: impl FnOnce(CommError) -> Error,
+    ) -> Result<Vec<FlatTensor>, Error> {
+        let params: Vec<&ParamSpec> = members.iter().map(|&i| &self.plan.params[i]).collect();
+        let buffer =
+            |param: &&ParamSpec| self.output_buffer(kind, param.numel() * dtype.size_bytes());
+        let mut buffers: Vec<OutputBuffer> = params.iter().map(buffer).collect();
+        let whole = params.iter().map(|param| vec![(0, param.numel())]);
+        let mut output = self.output(dtype, buffers.iter_mut().zip(whole).collect())?;
+        work.finish(&mut *output).map_err(failed)?;
+        drop(output);
+        let view = |(buffer, param): (OutputBuffer, &ParamSpec)| {
+            self.commit(kind, buffer).view(0, &param.shape, dtype)
+        };
+        Ok(buffers.into_iter().zip(params).map(view).collect())
     }
 
     /// Puts what a collective has written where the module's tensors live.

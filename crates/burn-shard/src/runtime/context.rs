@@ -55,10 +55,11 @@ impl Context {
     /// The purpose of a collective that does `what` for parameters of a value of the module.
     pub(crate) fn purpose(&self, instance: &Instance, what: &str, members: &[usize]) -> Purpose {
         let mut purpose = instance.history.purpose(what, &self.plan, members);
-        let leaves = instance.leaves();
-        let is_frozen =
-            |&index: &usize| leaves[index].is_none() && self.plan.params[index].trainable;
-        let frozen: Vec<usize> = (0..leaves.len()).filter(is_frozen).collect();
+        let params = self.plan.params.iter().enumerate();
+        let frozen: Vec<usize> = params
+            .filter(|(index, param)| param.trainable && instance.is_frozen(*index))
+            .map(|(index, _)| index)
+            .collect();
         if !frozen.is_empty() {
             purpose.text += &format!(", frozen since: {}", names(&self.plan, &frozen));
         }

@@ -67,7 +67,7 @@ impl Engine {
             read_as: ReadAs::Compute,
         };
         Arc::new(Self {
-            instance: Mutex::new(Instance::new(plan.params.len(), history)),
+            instance: Mutex::new(Instance::new(history)),
             context: Context::new(mesh, memory, config, plan),
             state: Mutex::new(state),
         })
@@ -93,7 +93,7 @@ impl Engine {
 
     /// Starts a new instance: what is mapped from now on is another value of the module.
     pub(crate) fn new_instance(&self, history: History) -> Arc<Instance> {
-        let instance = Instance::new(self.plan().params.len(), history);
+        let instance = Instance::new(history);
         *self.instance.lock() = Arc::clone(&instance);
         instance
     }

@@ -46,7 +46,8 @@ impl History {
         self
     }
 
-    /// What it is after an optimizer step of the parameters `stepped`, each at its learning rate.
+    /// What it is after an optimizer step of the parameters `stepped`, in plan order, each at its learning
+    /// rate.
     #[must_use]
     pub(crate) fn after_step(mut self, stepped: &[(usize, f64)], plan: &Plan) -> Self {
         self.steps += 1;
@@ -57,7 +58,8 @@ impl History {
         }
         self.hash = hash_bytes(self.hash, b"step");
         let is_left_out = |&index: &usize| {
-            plan.params[index].trainable && stepped.iter().all(|&(other, _)| other != index)
+            let found = stepped.binary_search_by_key(&index, |&(stepped, _)| stepped);
+            plan.params[index].trainable && found.is_err()
         };
         self.last_step = Some(LastStep {
             lr: stepped.first().map(|&(_, lr)| lr),

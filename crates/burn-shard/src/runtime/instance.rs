@@ -1,6 +1,6 @@
 //! Which value of a module a read, a gradient or a collective belongs to.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::backend::autodiff::NodeId;
 use parking_lot::Mutex;
@@ -12,8 +12,9 @@ use crate::storage::flat::Flat;
 /// optimizer step, a load) makes a new one.
 #[derive(Debug)]
 pub(crate) struct Instance {
-    /// Under which node each parameter's gradient is registered; `None` if it requires none.
-    leaves: Mutex<Vec<Option<NodeId>>>,
+    /// Under which node each parameter's gradient is registered; `None` if it requires none. Not known
+    /// while an optimizer step still makes this value.
+    leaves: OnceLock<Vec<Option<NodeId>>>,
     /// By group: the buffers it is stored in, to gather from ahead of reads. Empty once a step has
     /// begun to write them.
     flats: Mutex<Vec<Flat>>,
@@ -21,29 +22,35 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    pub(crate) fn new(params: usize, history: History) -> Arc<Self> {
+    pub(crate) fn new(history: History) -> Arc<Self> {
         Arc::new(Self {
-            leaves: Mutex::new(vec![None; params]),
+            leaves: OnceLock::new(),
             flats: Mutex::new(Vec::new()),
             history,
         })
     }
 
-    pub(crate) fn note_leaf(&self, index: usize, leaf: Option<NodeId>) {
-        self.leaves.lock()[index] = leaf;
+    /// Makes the nodes known under which gradients are registered, by parameter.
+    pub(crate) fn note_leaves(&self, leaves: Vec<Option<NodeId>>) {
+        let first = self.leaves.set(leaves);
+        debug_assert!(first.is_ok(), "a value's leaves never change");
     }
 
     /// Whether any parameter requires a gradient.
     pub(crate) fn is_trainable(&self) -> bool {
-        self.leaves.lock().iter().any(Option::is_some)
+        let mut leaves = self.leaves.get().into_iter().flatten();
+        leaves.any(Option::is_some)
     }
 
-    pub(crate) fn requires_gradient(&self, index: usize) -> bool {
-        self.leaves.lock()[index].is_some()
+    /// Under which node a parameter's gradient is registered.
+    pub(crate) fn leaf(&self, index: usize) -> Option<NodeId> {
+        self.leaves.get().and_then(|leaves| leaves[index])
     }
 
-    pub(crate) fn leaves(&self) -> Vec<Option<NodeId>> {
-        self.leaves.lock().clone()
+    /// Whether it is known that a parameter requires no gradient.
+    pub(crate) fn is_frozen(&self, index: usize) -> bool {
+        let leaves = self.leaves.get();
+        leaves.is_some_and(|leaves| leaves[index].is_none())
     }
 
     /// Makes the buffers known that this value is stored in.

@@ -19,7 +19,7 @@ pub(crate) struct Mesh {
 impl Mesh {
     /// Splits `world` into copies of `shard_ranks` ranks each. A collective, unless there is one copy.
     pub(crate) fn new(world: &ProcessGroup, shard_ranks: Option<usize>) -> Result<Self, Error> {
-        let copies = copies(world, shard_ranks)?;
+        let copies = copies(world.rank(), world.world_size(), shard_ranks)?;
         if copies == 1 {
             return Ok(Self {
                 world: world.clone(),
@@ -51,12 +51,15 @@ impl Mesh {
 /// # Errors
 ///
 /// [`Error::ShardRanks`].
-pub(crate) fn copies(world: &ProcessGroup, shard_ranks: Option<usize>) -> Result<usize, Error> {
-    let world_size = world.world_size();
+pub(crate) fn copies(
+    rank: usize,
+    world_size: usize,
+    shard_ranks: Option<usize>,
+) -> Result<usize, Error> {
     let shard_ranks = shard_ranks.unwrap_or(world_size);
     if shard_ranks == 0 || !world_size.is_multiple_of(shard_ranks) {
         return Err(Error::ShardRanks {
-            rank: world.rank(),
+            rank,
             world_size,
             shard_ranks,
         });

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use burn::backend::autodiff::NodeId;
 use burn_shard_comm::{OwnedSegments, ReduceOp};
 
-use super::collective_io::OutputBuffer;
 use super::context::Context;
 use super::group::{Grads, ParamGroup, Reduction};
 use super::instance::Instance;
@@ -38,8 +37,6 @@ pub(super) struct Backward {
     next: usize,
     /// Groups whose reductions are in flight, the oldest first.
     in_flight: VecDeque<usize>,
-    /// By parameter: under which node its gradient is registered; `None` if it requires none.
-    leaves: Option<Vec<Option<NodeId>>>,
 }
 
 /// The gradients of a module, for the time of one call.
@@ -161,15 +158,11 @@ impl Reducer<'_> {
             accumulated if accumulated.is_empty() => state.grads.take_collected(spec.members.len()),
             accumulated => accumulated,
         };
-        let leaves = self
-            .backward
-            .leaves
-            .get_or_insert_with(|| self.instance.leaves());
         let members: Vec<usize> = spec
             .members
             .iter()
             .copied()
-            .filter(|&index| leaves[index].is_some())
+            .filter(|&index| self.instance.leaf(index).is_some())
             .collect();
         if members.is_empty() {
             return Ok(());
@@ -255,16 +248,14 @@ impl Reducer<'_> {
         while !self.backward.in_flight.is_empty() {
             self.complete_oldest::<B>()?;
         }
-        let leaves = self.backward.leaves.take();
-        let leaves = leaves.unwrap_or_else(|| self.instance.leaves());
-        let used = self.used_somewhere(&leaves)?;
+        let used = self.used_somewhere()?;
         self.agree_on_order()?;
         let mut gradients = Vec::new();
         for (spec, state) in self.context.plan.groups.iter().zip(self.groups.iter_mut()) {
             let averages = state.grads.take_reduced().unwrap_or_default();
             for (&index, average) in spec.members.iter().zip(averages) {
                 if used[index] > 0 {
-                    gradients.extend(leaves[index].zip(average));
+                    gradients.extend(self.instance.leaf(index).zip(average));
                 }
             }
         }
@@ -273,12 +264,12 @@ impl Reducer<'_> {
 
     /// Which parameters any rank has a gradient of. A rank that has all of them tells the others, and
     /// does not wait.
-    fn used_somewhere(&self, leaves: &[Option<NodeId>]) -> Result<Vec<u8>, Error> {
+    fn used_somewhere(&self) -> Result<Vec<u8>, Error> {
         let used: Vec<u8> = self.pass.came.iter().map(|&came| u8::from(came)).collect();
         let has_all = used
             .iter()
-            .zip(leaves)
-            .all(|(&used, leaf)| used > 0 || leaf.is_none());
+            .enumerate()
+            .all(|(index, &used)| used > 0 || self.instance.leaf(index).is_none());
         let input = Arc::new(OwnedSegments(vec![used.clone()]));
         let communicator = self.context.mesh.world.communicator();
         let work = communicator.all_reduce(input, ReduceOp::Max)?;
@@ -400,28 +391,17 @@ fn finish_all_reduce_on_device(
     spec: &GroupSpec,
     reduction: Reduction,
 ) -> Result<Averages, Error> {
-    let params = reduction
-        .members
-        .iter()
-        .map(|&index| &context.plan.params[index]);
-    let bytes = params
-        .clone()
-        .map(|param| param.numel() * spec.reduce.size_bytes());
-    let mut buffers: Vec<OutputBuffer> = bytes
-        .map(|bytes| context.output_buffer(MemoryKind::Gradients, bytes))
-        .collect();
-    let whole = params.clone().map(|param| vec![(0, param.numel())]);
-    let mut output = context.output(spec.reduce, buffers.iter_mut().zip(whole).collect())?;
-    let finished = reduction.work.finish(&mut *output);
-    finished.map_err(|source| failed(context, reduction.members[0], source))?;
-    drop((output, reduction.input));
-    let members = reduction.members.iter().zip(params).zip(buffers);
-    Ok(members
-        .map(|((&index, param), buffer)| {
-            let flat = context.commit(MemoryKind::Gradients, buffer);
-            (index, flat.view(0, &param.shape, spec.reduce))
-        })
-        .collect())
+    let Reduction {
+        members,
+        work,
+        input,
+        ..
+    } = reduction;
+    let fail = |source| failed(context, members[0], source);
+    let received =
+        context.receive_whole(MemoryKind::Gradients, spec.reduce, &members, work, fail)?;
+    drop(input);
+    Ok(members.into_iter().zip(received).collect())
 }
 
 fn failed(context: &Context, index: usize, source: burn_shard_comm::Error) -> Error {

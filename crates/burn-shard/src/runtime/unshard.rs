@@ -11,7 +11,6 @@
 
 use burn_shard_comm::DType;
 
-use super::collective_io::OutputBuffer;
 use super::context::Context;
 use super::group::{Gather, Gathered, ParamGroup, Params};
 use super::instance::Instance;
@@ -240,7 +239,10 @@ fn start(value: Value<'_>, group: usize, shards: Flat) -> Result<Gather, Error> 
 
 fn finish(value: Value<'_>, group: usize, gather: Gather) -> Result<Gathered, Error> {
     let spec = &value.context.plan.groups[group];
-    let full = receive(value.context, &spec.members, value.dtype(spec), gather.work)?;
+    let (context, dtype) = (value.context, value.dtype(spec));
+    let fail = |source| failed(context, spec.members[0], source);
+    let kind = MemoryKind::Unsharded;
+    let full = context.receive_whole(kind, dtype, &spec.members, gather.work, fail)?;
     Ok(gathered(gather.shards, full))
 }
 
@@ -267,32 +269,12 @@ fn unshard_one(value: Value<'_>, index: usize, stored: &FlatTensor) -> Result<Fl
         .communicator()
         .all_gather(input.segments(), &[member.numel])
         .map_err(|source| failed(context, index, source))?;
-    Ok(receive(context, &[index], dtype, work)?.remove(0))
-}
-
-fn receive(
-    context: &Context,
-    members: &[usize],
-    dtype: DType,
-    work: Box<dyn burn_shard_comm::Work>,
-) -> Result<Vec<FlatTensor>, Error> {
-    let params = members.iter().map(|&index| &context.plan.params[index]);
-    let bytes = params
-        .clone()
-        .map(|param| param.numel() * dtype.size_bytes());
-    let mut buffers: Vec<OutputBuffer> = bytes
-        .map(|bytes| context.output_buffer(MemoryKind::Unsharded, bytes))
-        .collect();
-    let whole = params.clone().map(|param| vec![(0, param.numel())]);
-    let mut output = context.output(dtype, buffers.iter_mut().zip(whole).collect())?;
-    work.finish(&mut *output)
-        .map_err(|source| failed(context, members[0], source))?;
-    drop(output);
-    let view = |(buffer, param): (OutputBuffer, &crate::ParamSpec)| {
-        let flat = context.commit(MemoryKind::Unsharded, buffer);
-        flat.view(0, &param.shape, dtype)
-    };
-    Ok(buffers.into_iter().zip(params).map(view).collect())
+    let fail = |source| failed(context, index, source);
+    let full = context.receive_whole(MemoryKind::Unsharded, dtype, &[index], work, fail)?;
+    Ok(full
+        .into_iter()
+        .next()
+        .expect("one parameter should have been received"))
 }
 
 fn failed(context: &Context, index: usize, source: burn_shard_comm::Error) -> Error {

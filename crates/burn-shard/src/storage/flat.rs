@@ -1,7 +1,7 @@
 //! Flat buffers and the tensors that are views of them, in the memory of the host or of a device.
 //!
-//! What a collective reads and writes is the business of `transfer.rs`; what lives on a device is copied
-//! to the host by [`FlatTensor::into_host`], which is free for host memory.
+//! What a collective reads and writes is the business of `runtime/collective_io.rs`; what lives on a device
+//! is copied to the host by [`FlatTensor::into_host`], which is free for host memory.
 
 use std::sync::Arc;
 
