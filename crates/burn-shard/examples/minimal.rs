@@ -30,24 +30,28 @@ impl Mlp {
     }
 }
 
-fn train(group: &ProcessGroup) -> Result<(), Error> {
+pub(crate) fn train(group: &ProcessGroup) -> Result<Vec<f32>, Error> {
     let device = Device::flex().autodiff();
     let mut model = ShardedModule::new(Mlp::new(&device), ShardingStrategy::Full, group)?;
     let mut optimizer = Oss::new(AdamWConfig::new(), group)?;
-    for step in 0..100 {
+    let mut losses = Vec::new();
+    for _ in 0..100 {
         // Each rank has data of its own.
         let batch = Tensor::random([32, 64], Distribution::Default, &device);
         let loss = model.loss(batch);
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(1e-3, model, gradients);
-        if group.rank() == 0 && step % 20 == 0 {
-            println!("step {step}: loss {}", loss.into_scalar::<f32>());
-        }
+        losses.push(loss.into_scalar::<f32>());
     }
-    Ok(())
+    println!("rank {} holds\n{}", group.rank(), model.memory());
+    Ok(losses)
 }
 
 fn main() -> Result<(), Error> {
     let ranks = ProcessGroup::spawn(4, |group| train(&group))?;
-    ranks.into_iter().collect()
+    for (rank, losses) in ranks.into_iter().enumerate() {
+        let losses = losses?;
+        println!("rank {rank}: loss from {} to {}", losses[0], losses[99]);
+    }
+    Ok(())
 }

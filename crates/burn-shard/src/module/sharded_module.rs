@@ -55,10 +55,44 @@ use crate::{Error, ParamSpec, ShardConfig, ShardingStrategy};
 /// backward the same number of times, and step together. What goes wrong inside forward, backward
 /// or an optimizer step panics with the error's text (Burn's signatures return no errors);
 /// [`ProcessGroup::spawn`] turns the panic into an error and ends the other ranks' waits.
+///
+/// # Examples
+///
+/// Two ranks train one layer, of which each keeps half:
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::optim::{AdamConfig, GradientsParams};
+/// use burn::prelude::*;
+/// use burn_shard::{Error, Oss, ProcessGroup, ShardedModule, ShardingStrategy};
+///
+/// fn train(group: &ProcessGroup) -> Result<(), Error> {
+///     let device = Device::flex().autodiff();
+///     let model = LinearConfig::new(512, 128).init(&device);
+///     let mut model = ShardedModule::new(model, ShardingStrategy::Full, group)?;
+///     let mut optimizer = Oss::new(AdamConfig::new(), group)?;
+///     for _ in 0..3 {
+///         let loss = model.forward(Tensor::<2>::ones([4, 512], &device)).square().mean();
+///         let gradients = GradientsParams::from_grads(loss.backward(), &model);
+///         model = optimizer.step(1e-3, model, gradients);
+///     }
+///     // The stored tensor is this rank's shard; a read gives all of it.
+///     assert_eq!(model.weight.base().dims(), [512, 64]);
+///     assert_eq!(model.weight.val().dims(), [512, 128]);
+///     Ok(())
+/// }
+///
+/// ProcessGroup::spawn(2, |group| train(&group))?.into_iter().collect::<Result<(), _>>()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "FSDP")]
+#[doc(alias = "FullyShardedDataParallel")]
+#[doc(alias = "ZeRO")]
 #[doc(alias = "fully_shard")]
 #[doc(alias = "ShardedDataParallel")]
 #[doc(alias = "DDP")]
+#[doc(alias = "DistributedDataParallel")]
+#[doc(alias = "DeepSpeedEngine")]
 #[derive(Clone)]
 pub struct ShardedModule<M> {
     inner: M,
@@ -86,6 +120,22 @@ impl<M: Module> ShardedModule<M> {
     /// devices, or on a backend this build has not ([`Error::UnsupportedBackend`]); no parameters;
     /// modules that differ between ranks ([`Error::PlanMismatch`]).
     /// After that only failures of the communicator, or [`Error::DTypeChanged`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::prelude::*;
+    /// # use burn_shard::{ProcessGroup, ShardConfig, ShardedModule, ShardingStrategy};
+    /// # ProcessGroup::spawn(2, |group| {
+    /// # let device = Device::flex().autodiff();
+    /// let model = LinearConfig::new(512, 128).init(&device);
+    /// let config = ShardConfig::new(ShardingStrategy::Full)
+    ///     .with_ignored_params(vec!["weight".to_owned()]);
+    /// let model = ShardedModule::new(model, config, &group).unwrap();
+    /// assert_eq!(model.weight.base().dims(), [512, 128]);
+    /// # }).unwrap();
+    /// ```
     pub fn new(
         module: M,
         config: impl Into<ShardConfig>,
@@ -119,6 +169,22 @@ impl<M: Module> ShardedModule<M> {
     /// Gradients that an all-reduce left in Burn's own tensors count until they are reduced. On a device
     /// buffers count as what was asked for, not as what its allocator rounds it up to; what Burn's fusion
     /// has queued keeps what it reads. Scratch memory of NCCL is not counted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::prelude::*;
+    /// # use burn_shard::{MemoryKind, ProcessGroup, ShardedModule, ShardingStrategy};
+    /// # ProcessGroup::spawn(2, |group| {
+    /// # let device = Device::flex().autodiff();
+    /// let model = LinearConfig::new(512, 128).with_bias(false).init(&device);
+    /// let model = ShardedModule::new(model, ShardingStrategy::Full, &group).unwrap();
+    /// let parameters = model.memory().of(MemoryKind::Parameters);
+    /// assert_eq!(parameters.live_bytes, 512 * 128 * 4 / 2);
+    /// println!("rank {}:\n{}", group.rank(), model.memory());
+    /// # }).unwrap();
+    /// ```
     #[must_use]
     pub fn memory(&self) -> MemoryReport {
         self.engine().context.ledger.report()
@@ -153,6 +219,29 @@ impl<M: Module> ShardedModule<M> {
     /// # Panics
     ///
     /// If a collective fails: every rank has to call it.
+    ///
+    /// # Examples
+    ///
+    /// Rank 0 alone goes on to use the plain module:
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::prelude::*;
+    /// # use burn_shard::{ProcessGroup, ShardedModule, ShardingStrategy};
+    /// # ProcessGroup::spawn(2, |group| {
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(512, 128).init(&device);
+    /// # let model = ShardedModule::new(model, ShardingStrategy::Full, &group).unwrap();
+    /// let plain = model.unsharded();
+    /// if group.rank() == 0 {
+    ///     let y = plain.forward(Tensor::<2>::ones([1, 512], &Device::flex()));
+    ///     assert_eq!(y.dims(), [1, 128]);
+    /// }
+    /// # }).unwrap();
+    /// ```
+    #[doc(alias = "summon_full_params")]
+    #[doc(alias = "GatheredParameters")]
+    #[doc(alias = "full_state_dict")]
     #[must_use]
     pub fn unsharded(&self) -> M {
         let engine = self.engine();
@@ -226,6 +315,8 @@ impl<M: Module> ShardedModule<M> {
     /// # drop(model);
     /// # }).unwrap();
     /// ```
+    #[doc(alias = "set_requires_gradient_sync")]
+    #[doc(alias = "set_gradient_accumulation_boundary")]
     #[must_use = "gradients are accumulated as long as the guard lives"]
     pub fn no_sync(&self) -> NoSync<'_> {
         self.graph.close_pass();
@@ -235,6 +326,9 @@ impl<M: Module> ShardedModule<M> {
 
     /// Drops the gradients that were accumulated under [`no_sync`](Self::no_sync), on this rank. All ranks
     /// have to do it alike.
+    ///
+    /// Nothing else has to be zeroed: each backward of Burn returns gradients of its own.
+    #[doc(alias = "zero_grad")]
     pub fn discard_accumulated(&self) {
         self.engine().discard_accumulated();
     }

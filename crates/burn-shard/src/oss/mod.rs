@@ -103,6 +103,25 @@ impl Oss {
     /// # Panics
     ///
     /// If a step has been made already: the state of those parameters would be lost.
+    ///
+    /// # Examples
+    ///
+    /// No weight decay for biases:
+    ///
+    /// ```
+    /// # use burn::module::ParamGroup;
+    /// # use burn::optim::AdamWConfig;
+    /// # use burn_shard::{Oss, ProcessGroup};
+    /// # ProcessGroup::spawn(2, |group| {
+    /// let biases = ParamGroup::from_predicate("bias");
+    /// let optimizer = Oss::new(AdamWConfig::new().with_weight_decay(0.01), &group)
+    ///     .unwrap()
+    ///     .with_group(biases, AdamWConfig::new().with_weight_decay(0.0))
+    ///     .unwrap();
+    /// # drop(optimizer);
+    /// # }).unwrap();
+    /// ```
+    #[doc(alias = "add_param_group")]
     #[allow(
         clippy::needless_pass_by_value,
         reason = "configurations are passed by value in Burn"
@@ -136,6 +155,7 @@ impl Oss {
     /// assert_eq!(optimizer.gradient_norm(), None);
     /// # }).unwrap();
     /// ```
+    #[doc(alias = "clip_grad_norm_")]
     #[must_use]
     pub fn with_norm_clipping(mut self, clipping: GradientNormClipping) -> Self {
         self.clipping = Some(clipping);
@@ -167,6 +187,26 @@ impl Oss {
     /// # Panics
     ///
     /// With the text of the error that [`try_step`](Self::try_step) returns.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::optim::{GradientsParams, SgdConfig};
+    /// # use burn::prelude::*;
+    /// # use burn_shard::{Oss, ProcessGroup, ShardedModule, ShardingStrategy};
+    /// # ProcessGroup::spawn(2, |group| {
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(4, 1).init(&device);
+    /// # let mut model = ShardedModule::new(model, ShardingStrategy::Gradients, &group).unwrap();
+    /// # let mut optimizer = Oss::new(SgdConfig::new(), &group).unwrap();
+    /// # let x = Tensor::<2>::ones([2, 4], &device);
+    /// let loss = model.forward(x).square().mean();
+    /// let gradients = GradientsParams::from_grads(loss.backward(), &model);
+    /// model = optimizer.step(1e-2, model, gradients);
+    /// # drop(model);
+    /// # }).unwrap();
+    /// ```
     pub fn step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -186,6 +226,34 @@ impl Oss {
     /// Before anything is changed or sent: [`Error::OtherGroup`], [`Error::OtherModule`],
     /// [`Error::Unreduced`], [`Error::GradientLength`], [`Error::NonFiniteGradients`]. While stepping: [`Error::Step`] for hyper-parameters that are not
     /// finite, or failures of the communicator; parameters may then differ between ranks.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::optim::{GradientsParams, SgdConfig};
+    /// # use burn::prelude::*;
+    /// # use burn_shard::{GradientNormClipping, Oss, ProcessGroup, ShardedModule, ShardingStrategy};
+    /// # ProcessGroup::spawn(2, |group| {
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(4, 1).init(&device);
+    /// # let mut model = ShardedModule::new(model, ShardingStrategy::Gradients, &group).unwrap();
+    /// # let mut optimizer = Oss::new(SgdConfig::new(), &group)
+    /// #     .unwrap()
+    /// #     .with_norm_clipping(GradientNormClipping::new(1.0));
+    /// # let x = Tensor::<2>::full([2, 4], f32::INFINITY, &device);
+    /// # let gradients = GradientsParams::from_grads(model.forward(x).mean().backward(), &model);
+    /// // Every rank gets the same answer, so all of them go on in the same way.
+    /// model = match optimizer.try_step(1e-2, model, gradients) {
+    ///     Ok(stepped) => stepped,
+    ///     Err(refused) => {
+    ///         eprintln!("{refused}");
+    ///         *refused.module
+    ///     }
+    /// };
+    /// # drop(model);
+    /// # }).unwrap();
+    /// ```
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -241,6 +309,7 @@ impl Oss {
     /// This rank's part of the optimizer state of the parameter at `path`, in Burn's names: for
     /// example `momentum.moment_1`, of as many elements as this rank owns of it. Empty before the
     /// first step.
+    #[doc(alias = "local_state_dict")]
     #[must_use]
     pub fn state_of(&self, path: &str) -> StateSink {
         let Some(state) = &self.state else {

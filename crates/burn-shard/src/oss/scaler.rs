@@ -54,6 +54,8 @@ pub struct GradScalerConfig {
 /// # drop(model);
 /// # }).unwrap();
 /// ```
+#[doc(alias = "ShardedGradScaler")]
+#[doc(alias = "DynamicLossScaler")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradScaler {
     config: GradScalerConfig,

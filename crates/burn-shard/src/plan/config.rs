@@ -14,6 +14,16 @@ use crate::{MixedPrecision, ShardingStrategy};
 ///     .with_ignored_params(vec!["head".to_owned()]);
 /// assert_eq!(config.group_cap_bytes, 25 << 20);
 /// ```
+///
+/// Eight ranks on each of several machines: shards stay within a machine, and gradients are averaged across.
+///
+/// ```
+/// # use burn_shard::{ShardConfig, ShardingStrategy};
+/// let config = ShardConfig::new(ShardingStrategy::Full)
+///     .with_shard_ranks(Some(8))
+///     .with_prefetch(2);
+/// # drop(config);
+/// ```
 #[derive(Config, Debug, PartialEq, Eq)]
 pub struct ShardConfig {
     /// What is sharded over the ranks.
@@ -22,6 +32,9 @@ pub struct ShardConfig {
     /// DDP. Larger groups mean fewer collectives; under [`ShardingStrategy::Full`] about two of
     /// them are unsharded at a time. A parameter that is larger by itself is a group of its own.
     /// Which parameters are too small to be sharded at all, see [`ShardingStrategy::Full`].
+    #[doc(alias = "bucket_cap_mb")]
+    #[doc(alias = "reduce_buffer_size")]
+    #[doc(alias = "reduce_bucket_size")]
     #[config(default = 26_214_400)]
     pub group_cap_bytes: usize,
     /// Element types of computation and reduction; `None`: those of the stored parameters.
@@ -30,6 +43,7 @@ pub struct ShardConfig {
     /// Under [`ShardingStrategy::Full`], the most groups of parameters whose gather is started ahead of
     /// the group in use. The order is learned in the first pass. Each keeps one more group gathered;
     /// 0 gathers each group when it is first read.
+    #[doc(alias = "set_modules_to_forward_prefetch")]
     #[config(default = 1)]
     pub prefetch: usize,
     /// Under [`ShardingStrategy::OptimizerState`] and [`ShardingStrategy::Gradients`], whether

@@ -44,6 +44,15 @@ impl std::fmt::Display for Precision {
 /// # References
 ///
 /// Micikevicius et al., "Mixed Precision Training", <https://arxiv.org/abs/1710.03740>.
+///
+/// # Examples
+///
+/// ```
+/// use burn_shard::{MixedPrecision, Precision};
+///
+/// assert_eq!(MixedPrecision::bf16(), MixedPrecision::new(Precision::BF16, Precision::F32));
+/// ```
+#[doc(alias = "MixedPrecisionPolicy")]
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct MixedPrecision {
     /// The type in which reads return parameters, and in which they are gathered.

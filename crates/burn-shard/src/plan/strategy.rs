@@ -22,10 +22,24 @@ use crate::Error;
 ///
 /// Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 /// <https://arxiv.org/abs/1910.02054>, sections 5 and 7.
+///
+/// # Examples
+///
+/// Command lines name strategies by what they are known as:
+///
+/// ```
+/// use burn_shard::ShardingStrategy;
+///
+/// let strategy: ShardingStrategy = "zero2".parse()?;
+/// assert_eq!(strategy, ShardingStrategy::Gradients);
+/// assert!("zero4".parse::<ShardingStrategy>().is_err());
+/// # Ok::<(), burn_shard::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ShardingStrategy {
     /// Plain data parallel (DDP): gradients are all-reduced in buckets, any optimizer steps the
     /// full parameters on every rank.
+    #[doc(alias = "NO_SHARD")]
     #[serde(rename = "ddp")]
     Replicated,
     /// ZeRO-1: gradients are all-reduced, so every rank sees the full average; [`Oss`](crate::Oss)
@@ -33,10 +47,13 @@ pub enum ShardingStrategy {
     ///
     /// The wire carries half as much again as under [`Gradients`](Self::Gradients), which is the
     /// better choice unless the full averaged gradient is needed on every rank.
+    #[doc(alias = "ZeRO-1")]
     #[serde(rename = "zero1")]
     OptimizerState,
     /// ZeRO-2 (FairScale's `ShardedDDP` with `OSS`): gradients are reduce-scattered, each rank
     /// keeps the average of its shards only; [`Oss`](crate::Oss) steps them and all-gathers.
+    #[doc(alias = "ZeRO-2")]
+    #[doc(alias = "SHARD_GRAD_OP")]
     #[serde(rename = "zero2")]
     Gradients,
     /// ZeRO-3 (FSDP): each rank keeps its shards of the parameters only; a group of parameters is
@@ -44,6 +61,8 @@ pub enum ShardingStrategy {
     /// after its last use. Any elementwise optimizer steps the shards. Vectors of up to 4 MiB and
     /// matrices of up to 1/400 of a group's cap are not sharded but treated as under
     /// [`Replicated`](Self::Replicated): there is nothing to save.
+    #[doc(alias = "ZeRO-3")]
+    #[doc(alias = "FULL_SHARD")]
     #[serde(rename = "zero3")]
     Full,
 }

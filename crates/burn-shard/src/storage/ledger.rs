@@ -112,6 +112,19 @@ impl fmt::Display for MemoryReport {
 /// # References
 ///
 /// <https://arxiv.org/abs/1910.02054>, figure 1.
+///
+/// # Examples
+///
+/// A model of 7.5 billion parameters on 64 ranks, in `f32`:
+///
+/// ```
+/// use burn_shard::{ShardingStrategy, model_state_bytes};
+///
+/// let gib = |strategy| model_state_bytes(strategy, 7_500_000_000, 64, 4) >> 30;
+/// assert_eq!(gib(ShardingStrategy::Replicated), 111);
+/// assert_eq!(gib(ShardingStrategy::Full), 1);
+/// ```
+#[doc(alias = "estimate_zero3_model_states_mem_needs_all_live")]
 #[must_use]
 pub fn model_state_bytes(
     strategy: ShardingStrategy,
