@@ -49,11 +49,14 @@ use crate::Error;
 pub struct Join<I: Iterator> {
     batches: I,
     group: ProcessGroup,
-    weigh: Box<dyn Fn(&I::Item) -> f64>,
+    weigh: Weigh<I::Item>,
     /// What this rank repeats once it has no more batches.
     last: Option<I::Item>,
     is_over: bool,
 }
+
+/// What a batch weighs.
+type Weigh<T> = Box<dyn Fn(&T) -> f64>;
 
 /// One batch, and what it counts.
 #[derive(Clone, Copy, Debug, PartialEq)]

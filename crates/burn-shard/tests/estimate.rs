@@ -95,9 +95,11 @@ fn check(group: &ProcessGroup, config: &ShardConfig) {
         "{what}\n{report}\n{estimate}"
     );
     // Groups have one size here. Those that are only gathered ahead are the communicator's.
-    let least = match config.strategy {
-        ShardingStrategy::Full => estimate.unsharded_bytes / (2 + config.prefetch),
-        _ => estimate.unsharded_bytes,
+    let is_full = config.strategy == ShardingStrategy::Full;
+    let least = if is_full {
+        estimate.unsharded_bytes / (2 + config.prefetch)
+    } else {
+        estimate.unsharded_bytes
     };
     assert!(unsharded >= least, "{what}\n{report}\n{estimate}");
 
@@ -112,9 +114,10 @@ fn check(group: &ProcessGroup, config: &ShardConfig) {
             "{what}: {received}, {estimate}"
         );
         // All but the groups that backward need not gather again: at most a third.
-        let least = match config.strategy {
-            ShardingStrategy::Full => estimate.received_bytes * 2 / 3,
-            _ => estimate.received_bytes,
+        let least = if is_full {
+            estimate.received_bytes * 2 / 3
+        } else {
+            estimate.received_bytes
         };
         assert!(received >= least, "{what}: {received}, {estimate}");
     }
