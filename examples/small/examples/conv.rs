@@ -174,7 +174,7 @@ pub(crate) fn train(group: &ProcessGroup, epochs: usize) -> Result<Run, Error> {
     }
 
     // Parameters are the same on all ranks; running statistics are not, as each rank has seen other images. So
-    // each evaluates with its own here. A checkpoint keeps those of rank 0.
+    // each evaluates with its own here. `broadcast_buffers` would make them rank 0's; a checkpoint keeps those.
     let evaluated = model.valid();
     let (mut right, mut seen) = (0.0, 0);
     for batch in unseen.iter() {
