@@ -3,7 +3,7 @@
 
 use std::{ffi::OsString, fs, net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
 
-use burn_shard_launch::{LaunchError, Master, Nodes, Options, launch};
+use burn_shard_launch::{LaunchError, Master, Nodes, Options, Restarts, launch};
 use burn_shard_nccl::doctor::{Finding, Report as Machine};
 use clap::{Args, Parser, Subcommand};
 
@@ -66,6 +66,14 @@ struct Launch {
     /// Seconds between SIGTERM and SIGKILL.
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     grace: u64,
+    /// Starts all ranks again after a failure, at most so many times. Ranks find what they have saved by
+    /// themselves, and in BURN_SHARD_RESTART_COUNT which start this is. One host only.
+    #[arg(long, value_name = "RESTARTS", default_value_t = 0)]
+    max_restarts: usize,
+    /// A rank that was killed by a signal is not replaced at a restart, down to so many ranks. Without it: always
+    /// as many as before.
+    #[arg(long, value_name = "RANKS")]
+    min_ranks: Option<usize>,
     /// The program and its arguments.
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -119,6 +127,10 @@ impl Launch {
         options.master = self.master;
         options.bind = self.bind;
         options.grace = Duration::from_secs(self.grace);
+        options.restarts = Restarts {
+            max: self.max_restarts,
+            min_ranks: self.min_ranks,
+        };
         options.token = match self.token_file {
             Some(file) => Some(token_from(&file)?),
             None => std::env::var_os("BURN_SHARD_TOKEN").filter(|token| !token.is_empty()),

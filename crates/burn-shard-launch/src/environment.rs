@@ -32,10 +32,11 @@ const OF_OTHERS: [&str; 14] = [
 /// Beginnings of such variables.
 const OF_OTHERS_PREFIXES: [&str; 4] = ["OMPI_COMM_WORLD_", "PMIX_", "PMI_", "TORCHELASTIC_"];
 /// Our own, which the caller may have exported for another job: ranks get them from [`Environment::of`] only.
-const OF_OURS: [&str; 4] = [
+const OF_OURS: [&str; 5] = [
     "BURN_SHARD_BIND",
     "BURN_SHARD_ERROR_FILE",
     "BURN_SHARD_JOB_ID",
+    "BURN_SHARD_RESTART_COUNT",
     "BURN_SHARD_TOKEN",
 ];
 
@@ -45,12 +46,13 @@ pub(crate) struct Environment {
     job_id: Option<String>,
     token: OsString,
     bind: Option<OsString>,
+    attempt: usize,
     /// `RAYON_NUM_THREADS`, unless the caller's environment has it.
     pub(crate) threads_per_rank: Option<usize>,
 }
 
 impl Environment {
-    pub(crate) fn new(options: &Options) -> Result<Self, LaunchError> {
+    pub(crate) fn new(options: &Options, attempt: usize) -> Result<Self, LaunchError> {
         let master = match &options.master {
             Some(master) => master.clone(),
             None => Master {
@@ -81,6 +83,7 @@ impl Environment {
             job_id,
             token,
             bind,
+            attempt,
             threads_per_rank,
         })
     }
@@ -100,6 +103,7 @@ impl Environment {
             ("MASTER_ADDR", self.master.host.clone().into()),
             ("MASTER_PORT", self.master.port.to_string().into()),
             ("BURN_SHARD_TOKEN", self.token.clone()),
+            ("BURN_SHARD_RESTART_COUNT", self.attempt.to_string().into()),
         ];
         if let Some(job_id) = &self.job_id {
             variables.push(("BURN_SHARD_JOB_ID", job_id.into()));

@@ -87,6 +87,28 @@ pub enum LaunchError {
         value: String,
     },
 
+    /// Refusal: restarts of a job that other launchers take part in.
+    #[error(
+        "restarts are for a job on one host: of {nnodes} nodes the launchers do not tell each other of failures (without --max-restarts; let the cluster's scheduler queue the job again)"
+    )]
+    RestartsAcrossNodes {
+        /// Hosts in the job.
+        nnodes: usize,
+    },
+
+    /// Refusal: a least number of ranks that no restart could keep.
+    #[error(
+        "at least {min_ranks} of {ranks} ranks with {max_restarts} restarts (--min-ranks is from 1 to -n, and takes --max-restarts)"
+    )]
+    BadMinRanks {
+        /// The least number of ranks.
+        min_ranks: usize,
+        /// Ranks at the first start.
+        ranks: usize,
+        /// Restarts that are allowed.
+        max_restarts: usize,
+    },
+
     /// Failure: no free port, no random numbers, no pipe or thread.
     #[error("cannot {what}: {source}")]
     System {
@@ -135,7 +157,9 @@ impl LaunchError {
             | Self::NoToken { .. }
             | Self::NoMaster { .. }
             | Self::NoBind { .. }
-            | Self::BadMaster { .. } => 2,
+            | Self::BadMaster { .. }
+            | Self::RestartsAcrossNodes { .. }
+            | Self::BadMinRanks { .. } => 2,
             Self::Start { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
             Self::Start { .. } => 126,
             Self::System { .. } | Self::Undead { .. } => 1,

@@ -9,8 +9,8 @@ use crate::outcome::Ending;
 pub(crate) enum Event {
     /// A rank, by its number on this host, has ended, at this time.
     Ended(usize, Ending, SystemTime),
-    /// One of the ranks' streams was closed.
-    Closed,
+    /// One of the ranks' streams was closed, of the ranks that this attempt started.
+    Closed { attempt: usize },
     /// The launcher got a signal.
     Signal(i32),
 }

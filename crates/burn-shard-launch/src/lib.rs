@@ -6,7 +6,7 @@
 //!
 //! Ranks find the variables of torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`,
 //! `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT`), `BURN_SHARD_TOKEN`, `BURN_SHARD_JOB_ID`,
-//! `BURN_SHARD_ERROR_FILE`, and `RAYON_NUM_THREADS` unless it is set; their standard input is empty. They do not
+//! `BURN_SHARD_ERROR_FILE`, `BURN_SHARD_RESTART_COUNT`, and `RAYON_NUM_THREADS` unless it is set; their standard input is empty. They do not
 //! inherit what other launchers have set (`SLURM_PROCID`, `OMPI_COMM_WORLD_RANK`, `TORCHELASTIC_RUN_ID` and the
 //! like; `environment.rs` has the list), nor `BURN_SHARD_BIND` for a job on loopback.
 //!
@@ -17,6 +17,8 @@
 //!   already are left alone until the grace is over, so that each can say why and clean up. The launcher
 //!   names the rank that failed first, by the times that ranks record in `BURN_SHARD_ERROR_FILE`
 //!   (`blame.rs`), prints its last lines, and ends with its exit code.
+//! - With [`Restarts`], all ranks are started again after that, up to so many times, with a new token and
+//!   `BURN_SHARD_RESTART_COUNT` one higher. They find by themselves what they have saved.
 //! - The launcher gets SIGINT, SIGTERM or SIGHUP: it passes it on, kills what is left after the time of
 //!   grace, and ends with 128 and the signal unless all ranks ended with 0. How ranks end after that is no
 //!   failure of theirs. SIGUSR1 and SIGUSR2 are passed on only.
@@ -53,6 +55,7 @@ mod blame;
 mod environment;
 mod error;
 mod event;
+mod job;
 mod launch;
 mod options;
 mod outcome;
@@ -64,5 +67,5 @@ mod watch;
 
 pub use error::LaunchError;
 pub use launch::launch;
-pub use options::{Master, Nodes, Options};
+pub use options::{Master, Nodes, Options, Restarts};
 pub use outcome::{Ending, Failure, Outcome};

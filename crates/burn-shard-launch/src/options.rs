@@ -10,7 +10,11 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::{environment::set, error::LaunchError};
+use crate::{
+    environment::set,
+    error::LaunchError,
+    outcome::{Ending, Failure},
+};
 
 /// Most ranks of a job; what `burn-shard-comm` allows.
 const MAX_WORLD_SIZE: usize = 1 << 15;
@@ -41,6 +45,30 @@ pub struct Options {
     pub job_id: Option<String>,
     /// Time between SIGTERM and SIGKILL.
     pub grace: Duration,
+    /// Whether ranks are started again after a failure.
+    pub restarts: Restarts,
+}
+
+/// How often, and how many, ranks are started again after one of them has failed; `--max-restarts` and
+/// `--nnodes MIN:MAX` of torchrun, on one host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restarts {
+    /// At most so many times.
+    pub max: usize,
+    /// `Some`: a rank that was killed by a signal is not replaced, down to this number of ranks. The system kills
+    /// what takes too much memory, and drivers what used a broken device; the same number would die again.
+    /// `None`: always as many as before.
+    pub min_ranks: Option<usize>,
+}
+
+impl Restarts {
+    /// How many ranks to start after one of `ranks` has failed like this.
+    pub(crate) fn ranks(self, ranks: usize, failure: &Failure) -> usize {
+        match (self.min_ranks, failure.ending) {
+            (Some(least), Ending::Signaled(_)) => (ranks - 1).max(least),
+            (Some(_), Ending::Exited(_)) | (None, _) => ranks,
+        }
+    }
 }
 
 /// Hosts of a job that starts as many ranks on each.
@@ -80,6 +108,7 @@ impl Options {
             token: None,
             job_id: None,
             grace: Duration::from_secs(5),
+            restarts: Restarts::default(),
         }
     }
 
@@ -110,6 +139,7 @@ impl Options {
                 max_world_size: MAX_WORLD_SIZE,
             });
         }
+        self.check_restarts()?;
         if let Some(token) = &self.token {
             check_token(token)?;
         }
@@ -127,6 +157,25 @@ impl Options {
                 })
             }
             _ => Ok(()),
+        }
+    }
+
+    fn check_restarts(&self) -> Result<(), LaunchError> {
+        let Restarts { max, min_ranks } = self.restarts;
+        if max > 0 && self.nodes.count > 1 {
+            let nnodes = self.nodes.count;
+            return Err(LaunchError::RestartsAcrossNodes { nnodes });
+        }
+        let ranks = self.local_world_size;
+        match min_ranks {
+            Some(min_ranks) if min_ranks == 0 || min_ranks > ranks || max == 0 => {
+                Err(LaunchError::BadMinRanks {
+                    min_ranks,
+                    ranks,
+                    max_restarts: max,
+                })
+            }
+            Some(_) | None => Ok(()),
         }
     }
 }
@@ -182,6 +231,7 @@ impl fmt::Debug for Options {
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("job_id", &self.job_id)
             .field("grace", &self.grace)
+            .field("restarts", &self.restarts)
             .finish()
     }
 }

@@ -52,7 +52,7 @@ pub struct Failure {
     pub last_lines: Vec<Vec<u8>>,
 }
 
-/// How every rank of this host ended.
+/// How every rank of this host ended, the last time it was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Rank and ending, in the order of ranks.
@@ -62,6 +62,8 @@ pub struct Outcome {
     pub first_failure: Option<Failure>,
     /// The signal to the launcher that ended the job (Ctrl-C is SIGINT), if one did.
     pub interruption: Option<i32>,
+    /// How often the ranks were started again. Everything else is of the last time.
+    pub restarts: usize,
 }
 
 impl Outcome {

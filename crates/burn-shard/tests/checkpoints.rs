@@ -7,13 +7,14 @@ mod common;
 
 use std::path::Path;
 
-use burn::module::{Module, ParamGroup};
+use burn::module::{Module, Param, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdaGradConfig, AdamConfig, AdamWConfig, GradientsParams, RmsPropConfig, SgdConfig,
 };
 use burn::prelude::*;
+use burn::tensor::{DType, TensorData};
 use burn_shard::checkpoint::Checkpoints;
 use burn_shard::{
     ElementwiseConfig, Error, MixedPrecision, Oss, ProcessGroup, ShardConfig, ShardedModule,
@@ -193,6 +194,85 @@ fn momentum_and_optimizers_without_a_kernel_go_on_too() {
     survives(&RmsPropConfig::new(), &[(2, 2), (3, 2)]);
     survives(&AdaGradConfig::new(), &[(2, 2)]);
     survives(&AdamConfig::new().with_amsgrad(true), &[(2, 2), (2, 1)]);
+}
+
+/// Parameters of three types, of which a kernel steps one.
+#[derive(Module, Debug)]
+struct Types {
+    single: Param<Tensor<2>>,
+    double: Param<Tensor<2>>,
+    half: Param<Tensor<2>>,
+}
+
+impl Types {
+    fn new() -> Self {
+        let of = |dtype: DType| {
+            let data: Vec<f32> = (0..35).map(|i| (i * 7 % 11) as f32 / 11.0 - 0.5).collect();
+            let data = TensorData::new(data, [5, 7]).convert_dtype(dtype);
+            Param::from_tensor(Tensor::from_data(data, (&device(), dtype)))
+        };
+        Self {
+            single: of(DType::F32),
+            double: of(DType::F64),
+            half: of(DType::BF16),
+        }
+    }
+
+    fn loss(&self, rank: usize) -> Tensor<1> {
+        let x = Tensor::<2>::full([3, 5], 0.1 + rank as f32, &device());
+        let single = x.clone().matmul(self.single.val());
+        let double = x.clone().cast(DType::F64).matmul(self.double.val());
+        let half = x.cast(DType::BF16).matmul(self.half.val());
+        (single + double.cast(DType::F32) + half.cast(DType::F32) - 1.0)
+            .powi_scalar(2)
+            .mean()
+    }
+}
+
+#[test]
+fn parameters_of_every_float_type_go_on_with_their_optimizer_in_that_type() {
+    let momentum = || SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    for strategy in ShardingStrategy::ALL {
+        let root = tempfile::tempdir().unwrap();
+        ProcessGroup::spawn(2, |group| {
+            let wrapped = || ShardedModule::new(Types::new(), strategy, &group).unwrap();
+            let oss = || Oss::new(momentum(), &group).unwrap();
+            let step = |model: ShardedModule<Types>, oss: &mut Oss| {
+                let grads = model.loss(group.rank()).backward();
+                let grads = GradientsParams::from_grads(grads, &model);
+                oss.step(0.05, model, grads)
+            };
+            let all = |model: &ShardedModule<Types>, oss: &Oss| {
+                let Types {
+                    single,
+                    double,
+                    half,
+                } = model.unsharded();
+                let mut all = [single, double, half].map(|p| p.val().into_data()).to_vec();
+                for path in ["single", "double", "half"] {
+                    all.extend(oss.state_of(path).tensors.into_iter().map(|(_, data)| data));
+                }
+                let bytes = all
+                    .iter()
+                    .map(|data| (data.dtype(), data.as_bytes().to_vec()));
+                bytes.collect::<Vec<_>>()
+            };
+            let checkpoints = Checkpoints::new(root.path(), &group);
+            let mut before = oss();
+            let model = step(step(wrapped(), &mut before), &mut before);
+            checkpoints.save(2, &model, &before, &json!(null)).unwrap();
+            let mut after = oss();
+            let loaded = checkpoints.load(wrapped(), &mut after).unwrap().model;
+            let saved = all(&model, &before);
+            let types: Vec<DType> = saved.iter().map(|(dtype, _)| *dtype).collect();
+            let each = [DType::F32, DType::F64, DType::BF16];
+            assert_eq!(types, [each, each].concat());
+            assert_eq!(all(&loaded, &after), saved, "{strategy}");
+            let (model, loaded) = (step(model, &mut before), step(loaded, &mut after));
+            assert_eq!(all(&loaded, &after), all(&model, &before), "{strategy}");
+        })
+        .unwrap();
+    }
 }
 
 #[test]

@@ -25,6 +25,10 @@ pub struct Options {
     /// Starts this program once per rank on this machine, as processes
     #[arg(long, value_name = "RANKS", conflicts_with = "world_size")]
     pub launch: Option<usize>,
+    /// Starts all processes again after a failure, at most so many times; they go on from the newest
+    /// checkpoint, if there is one
+    #[arg(long, value_name = "N", requires = "launch")]
+    pub max_restarts: Option<usize>,
     /// How ranks that are processes reach each other; mpi: built with `--features mpi` and started
     /// by mpirun; nccl: built with `--features cuda`, a GPU for each process
     #[arg(long, value_enum, default_value_t = Comm::Tcp)]

@@ -19,6 +19,7 @@ pub fn launch(options: &Options, ranks: usize) -> Result<u8, Error> {
     let program = std::env::current_exe().map_err(Error::NoProgram)?;
     let mut job = burn_shard_launch::Options::new(program, ranks);
     job.args = without_launch(std::env::args_os().skip(1));
+    job.restarts.max = options.max_restarts.unwrap_or(0);
     Ok(burn_shard_launch::launch(&job)?.exit_code())
 }
 
@@ -27,14 +28,22 @@ fn without_launch(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
-        if argument == "--launch" {
-            arguments.next();
-        } else if !argument.as_encoded_bytes().starts_with(b"--launch=") {
+        let bytes = argument.as_encoded_bytes();
+        let (name, has_value) = match bytes.iter().position(|&byte| byte == b'=') {
+            Some(end) => (&bytes[..end], true),
+            None => (bytes, false),
+        };
+        if !OF_LAUNCHER.contains(&name) {
             kept.push(argument);
+        } else if !has_value {
+            arguments.next();
         }
     }
     kept
 }
+
+/// Options that ranks do not get.
+const OF_LAUNCHER: [&[u8]; 2] = [b"--launch", b"--max-restarts"];
 
 #[cfg(test)]
 mod tests {
@@ -42,7 +51,12 @@ mod tests {
 
     #[test]
     fn ranks_get_all_arguments_but_the_launch() {
-        for launch in [&["--launch", "2"][..], &["--launch=2"]] {
+        for launch in [
+            &["--launch", "2"][..],
+            &["--launch=2"],
+            &["--max-restarts=1", "--launch", "2"],
+            &["--launch=2", "--max-restarts", "1"],
+        ] {
             let all = [&["--steps", "3"], launch, &["--corpus", "2"]].concat();
             let kept = without_launch(all.into_iter().map(OsString::from));
             assert_eq!(kept, ["--steps", "3", "--corpus", "2"]);

@@ -1,9 +1,10 @@
 //! What a run does: the options, filled in and checked by looking at them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use burn::prelude::*;
 use burn_shard::ShardingStrategy;
+use burn_shard::checkpoint::{Checkpoint, CheckpointError};
 use burn_shard_comm::Placement;
 
 use crate::cli::{Backend, Comm, Options, Precision, Size};
@@ -72,8 +73,20 @@ pub struct CheckpointPlan {
 pub enum Start {
     /// At step 0.
     New,
-    /// At the newest checkpoint.
+    /// At the newest checkpoint: the user says so, or the launcher has started the ranks again.
     Resumed,
+}
+
+/// Whether a launcher has started the ranks again, and there is a checkpoint. A damaged one counts: that is
+/// said when it is loaded, and not passed over by beginning anew.
+fn goes_on(dir: &Path) -> bool {
+    let count = std::env::var("BURN_SHARD_RESTART_COUNT");
+    let is_again = count.is_ok_and(|count| count.parse::<usize>().is_ok_and(|count| count > 0));
+    is_again
+        && !matches!(
+            Checkpoint::open(dir),
+            Err(CheckpointError::NoCheckpoint { .. })
+        )
 }
 
 impl Options {
@@ -103,10 +116,10 @@ impl Options {
             clip_norm: self.clip_norm,
             prefetch: self.prefetch,
             shard_ranks: self.shard_ranks,
-            checkpoints: self.checkpoint_dir.clone().map(|dir| CheckpointPlan {
-                dir,
+            checkpoints: self.checkpoint_dir.as_ref().map(|dir| CheckpointPlan {
+                dir: dir.clone(),
                 every: self.checkpoint_every,
-                start: if self.resume {
+                start: if self.resume || goes_on(dir) {
                     Start::Resumed
                 } else {
                     Start::New

@@ -43,7 +43,8 @@ impl Buffer {
     }
 }
 
-fn stored_type(dtype: BurnDType) -> DType {
+/// The checkpoint's name of an element type of Burn.
+pub(super) fn stored_type(dtype: BurnDType) -> DType {
     #[allow(
         clippy::wildcard_enum_match_arm,
         reason = "booleans and quantized tensors are bytes"

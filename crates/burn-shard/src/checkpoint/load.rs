@@ -55,7 +55,7 @@ impl Load {
             let roles = state.optimizer.roles(renames, &spec.path);
             wanted.extend(roles.map(|role| Wanted {
                 name: TensorName::state(spec.path.clone(), role),
-                dtype: stored_type(burn_shard_comm::DType::F32),
+                dtype: stored_type(spec.dtype),
                 shape: spec.shape.clone(),
             }));
         }
@@ -157,16 +157,12 @@ impl Source<'_> {
                 } else {
                     0..spec.numel()
                 };
-                let mut values = vec![0f32; range.len()];
+                let mut bytes = vec![0; range.len() * spec.dtype.size_bytes()];
                 let name = TensorName::state(spec.path.clone(), role.clone());
-                let wanted = (
-                    stored_type(burn_shard_comm::DType::F32),
-                    DTypePolicy::Strict,
-                );
-                let out = bytemuck::cast_slice_mut(&mut values);
+                let wanted = (stored_type(spec.dtype), DTypePolicy::Strict);
                 self.checkpoint
-                    .read_range_as(self.of(&name), range, wanted, out)?;
-                tensors.push((role.clone(), values));
+                    .read_range_as(self.of(&name), range, wanted, &mut bytes)?;
+                tensors.push((role.clone(), bytes));
             }
             loaded.params.push(Some((scalars.clone(), tensors)));
         }

@@ -16,13 +16,14 @@ use std::fmt;
 use std::path::PathBuf;
 
 use burn::module::Module;
-pub use burn_shard_checkpoint::{Checkpoint, Keep, Published, Renames};
+pub use burn_shard_checkpoint::{Checkpoint, Error as CheckpointError, Keep, Published, Renames};
 use burn_shard_comm::{DType, ProcessGroup};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::agreed;
 use crate::oss::OptimizerScalars;
+use crate::storage::host::burn_dtype;
 use crate::{Error, Oss, ShardedModule};
 
 /// The directory in which the ranks of a process group keep the checkpoints of a run.
@@ -162,21 +163,7 @@ impl Checkpoints {
     }
 }
 
-/// The checkpoint's name of an element type.
+/// The checkpoint's name of a parameter's element type.
 fn stored_type(dtype: DType) -> burn_shard_checkpoint::DType {
-    use burn_shard_checkpoint::DType as Stored;
-    match dtype {
-        DType::F64 => Stored::F64,
-        DType::F32 => Stored::F32,
-        DType::F16 => Stored::F16,
-        DType::BF16 => Stored::BF16,
-        DType::I8 => Stored::I8,
-        DType::I16 => Stored::I16,
-        DType::I32 => Stored::I32,
-        DType::I64 => Stored::I64,
-        DType::U8 => Stored::U8,
-        DType::U16 => Stored::U16,
-        DType::U32 => Stored::U32,
-        DType::U64 => Stored::U64,
-    }
+    buffers::stored_type(burn_dtype(dtype))
 }

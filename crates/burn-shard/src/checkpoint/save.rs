@@ -105,7 +105,7 @@ impl<M: Module> Save<'_, M> {
                     owned.clone()
                 };
                 let bytes = data.bytes()[part.start * size..part.end * size].to_vec();
-                let dtype = stored_type(burn_shard_comm::DType::F32);
+                let dtype = super::buffers::stored_type(data.dtype());
                 parts.push(TensorPart::ranges(
                     name,
                     dtype,

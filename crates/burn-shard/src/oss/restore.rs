@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::optim::StateSource;
-use burn::tensor::TensorData;
+use burn::tensor::{Bytes, TensorData};
 use burn_pack::Scalar;
 use burn_shard_checkpoint::Renames;
 use burn_shard_comm::DType;
@@ -17,6 +17,7 @@ use super::state::{ParamState, State, elements, moment_bytes, roles};
 use crate::Error;
 use crate::runtime::engine::Engine;
 use crate::storage::flat::from_flat;
+use crate::storage::host::burn_dtype;
 use crate::storage::ledger::MemoryKind;
 use crate::storage::pool::Buffer;
 
@@ -50,8 +51,8 @@ pub(crate) struct LoadedState {
     pub(crate) params: Vec<Option<(ParamScalars, Vec<LoadedTensor>)>>,
 }
 
-/// A tensor's name, and this rank's elements of it.
-pub(crate) type LoadedTensor = (String, Vec<f32>);
+/// A tensor's name, and this rank's elements of it in the parameter's type.
+pub(crate) type LoadedTensor = (String, Vec<u8>);
 
 /// State that an optimizer can go on from.
 #[derive(Debug)]
@@ -136,20 +137,22 @@ impl Oss {
             let Some(fused) = fused else {
                 let values = tensors.into_iter();
                 let state = &mut state.params[index];
-                stock(engine, method, &scalars, values, state).ok_or_else(other)?;
+                let dtype = plan.groups[group].dtype;
+                stock(engine, method, &scalars, (values, dtype), state).ok_or_else(other)?;
                 continue;
             };
             if scalars.roles != roles(fused.moments()) {
                 return Err(other());
             }
             state.params[index].fused = Some(fused);
-            for (moment, (_, values)) in moments[group].iter_mut().zip(tensors) {
+            for (moment, (_, bytes)) in moments[group].iter_mut().zip(tensors) {
                 let buffer = moment.get_or_insert_with(|| {
                     let bytes = moment_bytes(engine, group);
                     engine.context.pool.zeros(MemoryKind::OptimizerState, bytes)
                 });
-                let all = bytemuck::cast_slice_mut::<u8, f32>(buffer.bytes_mut());
-                all[elements(engine, index)].copy_from_slice(&values);
+                let size = plan.groups[group].dtype.size_bytes();
+                let range = elements(engine, index);
+                buffer.bytes_mut()[range.start * size..range.end * size].copy_from_slice(&bytes);
             }
         }
         for (group, [first, second]) in state.groups.iter_mut().zip(moments) {
@@ -169,16 +172,20 @@ fn stock(
     engine: &Engine,
     method: &Method,
     scalars: &ParamScalars,
-    tensors: impl Iterator<Item = (String, Vec<f32>)>,
+    (tensors, dtype): (impl Iterator<Item = LoadedTensor>, DType),
     state: &mut ParamState,
 ) -> Option<()> {
     let named = scalars.scalars.iter();
     let mut source = StateSource::new(named.map(|(name, &s)| (name.clone(), s.into())).collect());
     let mut empty = true;
-    for (name, values) in tensors {
-        empty &= values.is_empty();
-        let shape = [values.len()];
-        source.insert_tensor(name, TensorData::new(values, shape));
+    for (name, bytes) in tensors {
+        empty &= bytes.is_empty();
+        let shape = [bytes.len() / dtype.size_bytes()];
+        let bytes = Bytes::from_bytes_vec(bytes);
+        source.insert_tensor(
+            name,
+            TensorData::from_bytes(bytes, shape, burn_dtype(dtype)),
+        );
     }
     if empty && !scalars.roles.is_empty() {
         // This rank owns nothing of the parameter.
