@@ -238,6 +238,23 @@ pub enum Error {
         found: Vec<String>,
     },
 
+    /// Burn cannot give an optimizer without a kernel its state back in the parameter's type.
+    #[error(
+        "rank {rank}: the optimizer's state of `{path}` was saved in {saved:?}, and Burn restores it in {restored:?}, the \
+         default of its device (choose that type for the device by `Device::configure`, or load the parameters \
+         alone and begin with a new optimizer)"
+    )]
+    OptimizerStateType {
+        /// This rank.
+        rank: usize,
+        /// Module path.
+        path: String,
+        /// Type of the parameter, and of its state.
+        saved: burn::tensor::DType,
+        /// Type in which Burn makes the state.
+        restored: burn::tensor::DType,
+    },
+
     /// A running statistic beside parameters that are used in another type.
     #[error(
         "rank {rank}: `{path}` is a buffer of the module, which Burn keeps in {dtype} and does not mix with \

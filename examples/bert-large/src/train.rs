@@ -212,7 +212,7 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
             traffic = group.traffic();
         }
         if let (0, Some(log)) = (group.rank(), job.losses) {
-            log.add(&loss);
+            log.add(step + 1, &loss);
         }
         if let (0, Some(progress)) = (group.rank(), job.progress) {
             progress.step(&Step {

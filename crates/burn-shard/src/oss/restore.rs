@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::ParamId;
-use burn::optim::StateSource;
+use burn::optim::{StateSink, StateSource};
 use burn::tensor::{Bytes, TensorData};
 use burn_pack::Scalar;
 use burn_shard_checkpoint::Renames;
@@ -139,6 +139,12 @@ impl Oss {
                 let state = &mut state.params[index];
                 let dtype = plan.groups[group].dtype;
                 stock(engine, method, &scalars, (values, dtype), state).ok_or_else(other)?;
+                check_types(state, dtype).map_err(|restored| Error::OptimizerStateType {
+                    rank: engine.rank(),
+                    path: path.to_owned(),
+                    saved: burn_dtype(dtype),
+                    restored,
+                })?;
                 continue;
             };
             if scalars.roles != roles(fused.moments()) {
@@ -197,6 +203,19 @@ fn stock(
     let restored = method.stock.state_unflatten(1, "", &mut source, &device)?;
     state.stock = Some((Arc::clone(&method.stock), restored));
     Some(())
+}
+
+/// Refuses state that Burn made in the default type of its device, where that is another: steps would go on with
+/// other digits. Gives that type.
+fn check_types(state: &ParamState, dtype: DType) -> Result<(), burn::tensor::DType> {
+    let mut sink = StateSink::default();
+    if let Some((stock, restored)) = &state.stock {
+        stock.state_flatten("", restored, &mut sink);
+    }
+    let mut types = sink.tensors.iter().map(|(_, data)| data.dtype());
+    types
+        .find(|&found| found != burn_dtype(dtype))
+        .map_or(Ok(()), Err)
 }
 
 impl From<Scalar> for ScalarValue {

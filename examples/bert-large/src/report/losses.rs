@@ -18,7 +18,6 @@ pub struct LossLog {
 #[derive(Debug)]
 struct State {
     file: File,
-    steps: usize,
     error: Option<io::Error>,
 }
 
@@ -36,25 +35,17 @@ impl LossLog {
         writeln!(file, "step,masked_lm,next_sentence").map_err(failed)?;
         Ok(Self {
             path: path.into(),
-            state: Mutex::new(State {
-                file,
-                steps: 0,
-                error: None,
-            }),
+            state: Mutex::new(State { file, error: None }),
         })
     }
 
-    /// Adds a step. Digits suffice to tell two numbers apart. Training goes on if it fails; see
+    /// Adds a step, by its number in the whole run. Digits suffice to tell two numbers apart. Training goes on if it fails; see
     /// [`LossLog::finish`].
-    pub fn add(&self, loss: &StepLoss) {
+    pub fn add(&self, step: usize, loss: &StepLoss) {
         let Ok(mut state) = self.state.lock() else {
             return;
         };
-        state.steps += 1;
-        let row = format!(
-            "{},{},{}\n",
-            state.steps, loss.masked_lm, loss.next_sentence
-        );
+        let row = format!("{step},{},{}\n", loss.masked_lm, loss.next_sentence);
         if let Err(error) = state.file.write_all(row.as_bytes()) {
             state.error.get_or_insert(error);
         }
@@ -89,10 +80,10 @@ mod tests {
             masked_lm: 0.1,
             next_sentence: 1.0 / 3.0,
         };
-        log.add(&loss);
+        log.add(7, &loss);
         assert_eq!(
             std::fs::read_to_string(&path).unwrap(),
-            "step,masked_lm,next_sentence\n1,0.1,0.3333333333333333\n"
+            "step,masked_lm,next_sentence\n7,0.1,0.3333333333333333\n"
         );
         log.finish().unwrap();
         #[cfg(target_os = "linux")]
