@@ -15,7 +15,7 @@ use burn::optim::{
 };
 use burn::prelude::*;
 use burn::tensor::{DType, TensorData};
-use burn_shard::checkpoint::Checkpoints;
+use burn_shard::checkpoint::{Checkpoint, CheckpointError, Checkpoints};
 use burn_shard::{
     ElementwiseConfig, Error, MixedPrecision, Oss, ProcessGroup, ShardConfig, ShardedModule,
     ShardingStrategy,
@@ -315,6 +315,83 @@ fn parameters_of_one_group_go_on_with_and_without_momentum() {
         })
         .unwrap();
     }
+}
+
+/// Steps go on between, in the buffers that were saved.
+#[test]
+fn a_save_in_the_background_is_of_the_step_at_which_it_began() {
+    for strategy in ShardingStrategy::ALL {
+        let root = tempfile::tempdir().unwrap();
+        ProcessGroup::spawn(2, |group| {
+            let checkpoints = Checkpoints::new(root.path(), &group);
+            let config = || small_groups(strategy);
+            let (mut model, mut oss) = wrapped(&group, config(), &AdamConfig::new());
+            model = step(model, &mut oss, 0);
+            let saved = state(&model, &oss);
+            let mut pending = checkpoints
+                .begin_save(1, &model, &oss, &json!("first"))
+                .unwrap();
+            assert_eq!(pending.step(), 1);
+            // Nobody sees it before it is finished.
+            let none = Checkpoint::open(root.path());
+            assert!(matches!(none, Err(CheckpointError::NoCheckpoint { .. })));
+            for at in 1..3 {
+                model = step(model, &mut oss, at);
+            }
+            while !pending.is_ready().unwrap() {
+                std::thread::yield_now();
+            }
+            assert!(pending.is_ready().unwrap());
+            assert_eq!(pending.finish().unwrap().step, 1);
+
+            let (new, mut restored) = wrapped(&group, config(), &AdamConfig::new());
+            let loaded = checkpoints.load(new, &mut restored).unwrap();
+            assert_eq!(loaded.user, json!("first"));
+            assert_state(
+                &strategy.to_string(),
+                &state(&loaded.model, &restored),
+                &saved,
+            );
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_save_in_the_background_that_fails_or_is_dropped_leaves_the_one_before() {
+    let (root, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    ProcessGroup::spawn(2, |group| {
+        let checkpoints = Checkpoints::new(root.path(), &group);
+        let newest = || Checkpoint::open(root.path()).unwrap().manifest().step;
+        let config = small_groups(ShardingStrategy::Full);
+        let (mut model, mut oss) = wrapped(&group, config, &AdamConfig::new());
+        model = step(model, &mut oss, 0);
+        let user = json!(null);
+        checkpoints.save(1, &model, &oss, &user).unwrap();
+
+        // Rank 1 does not see the directory.
+        let roots = [root.path(), elsewhere.path()];
+        let apart = Checkpoints::new(roots[group.rank()], &group);
+        let pending = apart.begin_save(2, &model, &oss, &user).unwrap();
+        let error = pending.finish().unwrap_err().to_string();
+        assert!(error.contains("rank 1"), "{error}");
+        assert_eq!(newest(), 1);
+        model = step(model, &mut oss, 1);
+
+        drop(checkpoints.begin_save(3, &model, &oss, &user).unwrap());
+        group.barrier().unwrap();
+        assert_eq!(newest(), 1);
+
+        // The second has to wait for the first, and the first does not mind.
+        let first = checkpoints.begin_save(4, &model, &oss, &user).unwrap();
+        let second = checkpoints.begin_save(5, &model, &oss, &user);
+        let error = second.unwrap_err().to_string();
+        assert!(error.contains("saving"), "{error}");
+        assert_eq!(first.finish().unwrap().step, 4);
+        checkpoints.save(5, &model, &oss, &user).unwrap();
+        assert_eq!(newest(), 5);
+    })
+    .unwrap();
 }
 
 #[test]

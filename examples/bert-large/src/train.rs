@@ -11,7 +11,7 @@ use std::time::Instant;
 use burn::module::{ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
-use burn_shard::checkpoint::{Checkpoints, Keep};
+use burn_shard::checkpoint::{Checkpoints, Keep, PendingSave};
 use burn_shard::{
     GradientNormClipping, MemoryKind, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule,
 };
@@ -167,6 +167,7 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
     let mut batches = Batches::new(Arc::clone(&job.dataset), shard, run.micro_batch, run.seed);
     // What has been trained on before the checkpoint is not trained on again.
     batches.skip(first_step * run.accumulate);
+    let mut pending: Option<PendingSave> = None;
     let mut losses = Vec::new();
     let mut traffic = group.traffic();
     for step in first_step..run.steps {
@@ -224,11 +225,18 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
         }
         let made = step + 1;
         if let Some((plan, checkpoints)) = &checkpoints {
+            // Files are written while training goes on, and published by the step that finds them written.
+            if let Some(save) = &mut pending
+                && save.is_ready()?
+            {
+                publish(&mut pending)?;
+            }
             let CheckpointPlan { every, .. } = plan;
             let is_due = every.is_some_and(|every| made.is_multiple_of(every));
             if is_due || made == run.steps || stopping > 0.0 {
+                publish(&mut pending)?;
                 let data = json!({ "seed": run.seed, "micro_batch": run.micro_batch });
-                checkpoints.save(made as u64, &model, &optim, &data)?;
+                pending = Some(checkpoints.begin_save(made as u64, &model, &optim, &data)?);
             }
         }
         // One rank that is told to stop is enough, and all stop after the same step.
@@ -236,6 +244,7 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
             break;
         }
     }
+    publish(&mut pending)?;
     let steps = first_step + losses.len();
     let memory = model.memory();
     let received_bytes = (group.traffic() - traffic).total_bytes();
@@ -256,6 +265,14 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
         process_peak_bytes,
         received_bytes,
     })
+}
+
+/// Waits for the save that is under way, if one is.
+fn publish(pending: &mut Option<PendingSave>) -> Result<(), Error> {
+    if let Some(save) = pending.take() {
+        save.finish()?;
+    }
+    Ok(())
 }
 
 /// Gives rank 0 its parameters before any other rank draws some. Every rank ends with rank 0's

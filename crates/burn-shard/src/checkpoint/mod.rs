@@ -10,6 +10,7 @@
 
 mod buffers;
 mod load;
+mod pending;
 mod save;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use burn::module::Module;
 pub use burn_shard_checkpoint::{Checkpoint, Error as CheckpointError, Keep, Published, Renames};
 use burn_shard_comm::{DType, ProcessGroup};
+pub use pending::PendingSave;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -132,13 +134,65 @@ impl Checkpoints {
         optimizer: &Oss,
         user: &Value,
     ) -> Result<Published, Error> {
+        self.begin_save(step, model, optimizer, user)?.finish()
+    }
+
+    /// Begins to save module and optimizer as they are now, with `user` (of rank 0) beside them, and returns once
+    /// this rank's part is copied: a thread writes it while training goes on. A collective, as
+    /// [`PendingSave::finish`], which publishes the checkpoint, and [`PendingSave::is_ready`] are.
+    ///
+    /// One save at a time: finish it before the next begins. The copy is as large as the rank's shards and their
+    /// optimizer state, in host memory until it is written. PyTorch's counterpart is `async_save`.
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::optim::AdamConfig;
+    /// # use burn::prelude::*;
+    /// # use burn_shard::checkpoint::{Checkpoints, PendingSave};
+    /// # use burn_shard::{Oss, ProcessGroup, ShardedModule, ShardingStrategy};
+    /// # use serde_json::json;
+    /// # let root = tempfile::tempdir().unwrap();
+    /// # ProcessGroup::spawn(2, |group| {
+    /// # let model = LinearConfig::new(8, 4).init(&Device::flex().autodiff());
+    /// # let model = ShardedModule::new(model, ShardingStrategy::Full, &group)?;
+    /// # let optimizer = Oss::new(AdamConfig::new(), &group)?;
+    /// # let checkpoints = Checkpoints::new(root.path(), &group);
+    /// let mut pending: Option<PendingSave> = None;
+    /// for step in 0..6 {
+    ///     // .. one step of training ..
+    ///     if step % 2 == 0 {
+    ///         if let Some(pending) = pending.take() {
+    ///             pending.finish()?;
+    ///         }
+    ///         pending = Some(checkpoints.begin_save(step, &model, &optimizer, &json!({}))?);
+    ///     }
+    /// }
+    /// if let Some(pending) = pending {
+    ///     assert_eq!(pending.finish()?.step, 4);
+    /// }
+    /// # Ok::<(), burn_shard::Error>(())
+    /// # }).unwrap().into_iter().collect::<Result<(), _>>().unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Every rank has the same error: rank 0 cannot begin ([`Error::Checkpoint`]; another save is under way, for
+    /// one), or a failure of the communicator. What a rank cannot write is an error of
+    /// [`PendingSave::finish`].
+    pub fn begin_save<M: Module>(
+        &self,
+        step: u64,
+        model: &ShardedModule<M>,
+        optimizer: &Oss,
+        user: &Value,
+    ) -> Result<PendingSave, Error> {
         save::Save {
             checkpoints: self,
             step,
             model,
             optimizer,
         }
-        .run(user)
+        .begin(user)
     }
 
     /// Loads the newest checkpoint into a module of the same structure and its new optimizer. Every rank

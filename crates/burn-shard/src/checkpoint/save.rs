@@ -1,14 +1,10 @@
-//! Saving: prepare, write, publish, each agreed on by all ranks.
+//! What a save consists of.
 
 use burn::module::Module;
-use burn_shard_checkpoint::{
-    Description, Error as FileError, Published, TensorName, TensorPart, Writer, tell, told,
-    told_by_all,
-};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use burn_shard_checkpoint::{Background, Description, TensorName, TensorPart, Writer};
 use serde_json::Value;
 
+use super::pending::{PendingSave, Publication, Writing, tell_from_rank_0};
 use super::{Checkpoints, State, stored_type};
 use crate::module::buffers::{self, Buffer};
 use crate::runtime::engine::Engine;
@@ -23,49 +19,29 @@ pub(super) struct Save<'a, M> {
 }
 
 impl<M: Module> Save<'_, M> {
-    pub(super) fn run(&self, user: &Value) -> Result<Published, Error> {
+    /// Prepares a save and copies what this rank writes; the files are written by a thread.
+    pub(super) fn begin(&self, user: &Value) -> Result<PendingSave, Error> {
         let Checkpoints {
             root, group, keep, ..
         } = self.checkpoints;
-        let rank = group.rank();
-
-        let writer = self.tell_from_rank_0(|| {
+        let (prepared, writer) = tell_from_rank_0(group, || {
             let writer = Writer::create(root, self.step)?;
             Ok((writer.prepared().clone(), writer))
         })?;
-        let (prepared, writer) = writer;
-        let report =
-            Writer::join(root, &prepared).and_then(|joined| joined.write_rank(rank, self.parts()));
-        let reports = group.all_gather_bytes(&tell(rank, &report))?;
-        let (published, _) = self.tell_from_rank_0(|| {
-            let reports = told_by_all(&reports)?;
-            let writer = writer.expect("rank 0 should have made the writer");
-            let published = writer.publish(&reports, &self.description(user), *keep)?;
-            Ok((published, ()))
-        })?;
-        Ok(published)
-    }
-
-    /// Does something on rank 0, of which all ranks learn the result. What only rank 0 has is returned
-    /// there alone.
-    fn tell_from_rank_0<T, O>(
-        &self,
-        act: impl FnOnce() -> Result<(T, O), FileError>,
-    ) -> Result<(T, Option<O>), Error>
-    where
-        T: Serialize + DeserializeOwned,
-    {
-        let group = &self.checkpoints.group;
-        if group.rank() != 0 {
-            let message = group.broadcast_bytes(Vec::new(), 0)?;
-            return Ok((told(&message)?, None));
-        }
-        let (told, own) = match act() {
-            Ok((told, own)) => (Ok(told), Some(own)),
-            Err(error) => (Err(error), None),
+        let publication = writer.map(|writer| Publication {
+            writer,
+            description: self.description(user),
+            keep: *keep,
+        });
+        let (rank, root, parts) = (group.rank(), root.clone(), self.parts());
+        let mut background = Background::new();
+        let begun =
+            background.begin(move || Writer::join(root, &prepared)?.write_rank(rank, parts));
+        let writing = match begun {
+            Ok(()) => Writing::UnderWay(background),
+            Err(error) => Writing::Over(Err(error)),
         };
-        group.broadcast_bytes(tell(0, &told), 0)?;
-        Ok((told?, own))
+        Ok(PendingSave::new(group, self.step, writing, publication))
     }
 
     fn description(&self, user: &Value) -> Description {
