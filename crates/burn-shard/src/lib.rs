@@ -45,11 +45,12 @@
 //! | clipping by the norm of all gradients | [`Oss::with_norm_clipping`] |
 //! | shards within a machine, copies across | [`ShardConfig::shard_ranks`] |
 //! | gathers ahead of their use | [`ShardConfig::prefetch`] |
+//! | gathers that a step leaves to the next forward | [`ShardConfig::defer_gather`] |
 //! | activation checkpointing | [`checkpoint()`] |
 //! | ranks with different numbers of batches, means over samples | [`Join`] |
 //! | memory and traffic, before training | [`Estimate`] |
 //! | means of metrics, decisions made together | [`ProcessGroup::mean`], [`ProcessGroup::any`] |
-//! | saving and resuming, on any number of ranks | [`checkpoint::Checkpoints`] |
+//! | saving and resuming, on any number of ranks, while training goes on | [`checkpoint::Checkpoints`] |
 //!
 //! # Design
 //!
