@@ -11,7 +11,7 @@ use signal_hook::consts::signal::{SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGS
 use crate::{outcome::Ending, records::Record};
 
 /// How much later than its consequences the end of a process may be reported.
-const LATE: Duration = Duration::from_millis(200);
+pub(crate) const LATE: Duration = Duration::from_millis(200);
 
 /// What is known of one rank that has ended.
 #[derive(Clone, Copy, Debug)]

@@ -14,7 +14,7 @@ use std::{
 use rustix::process::Signal;
 
 use crate::{
-    blame::{Ended, Interruption, first_to_fail},
+    blame::{Ended, Interruption, LATE, first_to_fail},
     environment::{Environment, removed},
     error::LaunchError,
     event::Event,
@@ -49,9 +49,16 @@ fn describe(options: &Options, environment: &Environment, remarks: &Remarks) {
     ));
 }
 
+/// How long the ends of ranks are gathered after the first failure, before the other ranks are told to end. The rank
+/// that failed first may be one of those whose end is seen a moment later, and one that was told cannot be told apart
+/// from it.
+const SETTLE: Duration = LATE;
+
 /// The time at which the launcher acts next, and what it does then.
 #[derive(Clone, Copy)]
 enum Deadline {
+    /// The others are told to end because of this rank, see [`Job::end_others`].
+    Settle(Instant, usize, Ending),
     /// The time of grace is over, see [`Job::end_of_grace`].
     Grace(Instant),
     /// Every rank should be gone by now.
@@ -167,14 +174,20 @@ impl<'a> Job<'a> {
         while let Some(waiting_for) = self.ended.iter().position(Option::is_none) {
             match receive(events, self.deadline.map(Deadline::at)) {
                 Some(event) => self.handle(&event),
-                None if matches!(self.deadline, Some(Deadline::Grace(_))) => self.end_of_grace(),
-                None => {
-                    return Err(LaunchError::Undead {
-                        rank: self.rank(waiting_for),
-                        pid: self.ranks.pid(waiting_for),
-                        waited: AFTER_KILL,
-                    });
-                }
+                None => match self.deadline {
+                    Some(Deadline::Settle(_, local_rank, ending)) => {
+                        self.deadline = None;
+                        self.end_others(local_rank, ending);
+                    }
+                    Some(Deadline::Grace(_)) => self.end_of_grace(),
+                    Some(Deadline::GiveUp(_)) | None => {
+                        return Err(LaunchError::Undead {
+                            rank: self.rank(waiting_for),
+                            pid: self.ranks.pid(waiting_for),
+                            waited: AFTER_KILL,
+                        });
+                    }
+                },
             }
         }
         Ok(())
@@ -185,7 +198,12 @@ impl<'a> Job<'a> {
             Event::Ended(local_rank, ending, seen) => {
                 self.ended[local_rank] = Some((ending, seen));
                 if !ending.is_success() {
-                    self.end_others(local_rank, ending);
+                    // Ranks that were told to end already may take a second signal for impatience.
+                    self.deadline.get_or_insert(Deadline::Settle(
+                        after(SETTLE),
+                        local_rank,
+                        ending,
+                    ));
                 }
             }
             // A stream of an earlier attempt was not waited for.
@@ -216,10 +234,6 @@ impl<'a> Job<'a> {
     /// After the first failure: tells the other ranks to end, but for those that have recorded that they are
     /// ending already. One of these is the cause, unless the rank that has ended is.
     fn end_others(&mut self, local_rank: usize, ending: Ending) {
-        // Ranks that were told to end already may take a second signal for impatience.
-        if self.deadline.is_some() || self.ended.iter().all(Option::is_some) {
-            return;
-        }
         let running = (0..self.ended.len()).filter(|&rank| self.is_running(rank));
         let (leaving, staying): (Vec<usize>, Vec<usize>) =
             running.partition(|&rank| self.records.read(rank).is_some());
@@ -245,8 +259,9 @@ impl<'a> Job<'a> {
         // A stopped process gets its signals only once it goes on.
         self.ranks
             .signal(Signal::CONT, |rank| self.is_running(rank));
-        self.deadline
-            .get_or_insert(Deadline::Grace(after(self.options.grace)));
+        if matches!(self.deadline, None | Some(Deadline::Settle(..))) {
+            self.deadline = Some(Deadline::Grace(after(self.options.grace)));
+        }
     }
 
     /// Kills the ranks that were told to end and did not. Those that were to end without being told get as
@@ -354,7 +369,7 @@ impl<'a> Job<'a> {
 
 impl Deadline {
     const fn at(self) -> Instant {
-        let (Self::Grace(at) | Self::GiveUp(at)) = self;
+        let (Self::Settle(at, ..) | Self::Grace(at) | Self::GiveUp(at)) = self;
         at
     }
 }
