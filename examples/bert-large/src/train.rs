@@ -203,6 +203,8 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
         };
         // The mean is the same on all ranks, so all of them stop.
         if !loss.total().is_finite() {
+            // What was saved before this step is good.
+            publish(&mut pending)?;
             return Err(Error::Diverged {
                 step: step + 1,
                 loss: loss.total(),

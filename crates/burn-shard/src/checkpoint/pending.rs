@@ -13,11 +13,15 @@ use serde::de::DeserializeOwned;
 
 use crate::Error;
 
+/// How often a quarter of the group's deadline is waited for files.
+const TURNS: u32 = 16;
+
 /// A checkpoint that is being written while training goes on, see
 /// [`Checkpoints::begin_save`](super::Checkpoints::begin_save).
 ///
 /// It is there for others once [`finish`](Self::finish) has published it. Dropped before, it is given up:
-/// earlier checkpoints stay the newest, the next save removes what was written, and the log says so.
+/// earlier checkpoints stay the newest, the next save removes what was written, and the log says so. A file that
+/// is being written then is written to its end, or until the next save removes its directory.
 #[must_use = "a save that is not finished is given up"]
 pub struct PendingSave {
     group: ProcessGroup,
@@ -92,8 +96,9 @@ impl PendingSave {
         is_over
     }
 
-    /// Waits until every rank has written its file, at most half of the group's deadline, and publishes the
-    /// checkpoint. A collective.
+    /// Waits until every rank has written its file, and publishes the checkpoint. A collective. Ranks tell each
+    /// other meanwhile that they still write, so that a disk may be slower than the group's deadline: by as
+    /// much as four times.
     ///
     /// # Errors
     ///
@@ -102,16 +107,23 @@ impl PendingSave {
     /// and training may go on.
     pub fn finish(mut self) -> Result<Published, Error> {
         let rank = self.group.rank();
-        let at_most = self.group.deadline() / 2;
-        if let Some(Writing::UnderWay(background)) = self
-            .writing
-            .take_if(|writing| matches!(writing, Writing::UnderWay(_)))
-        {
-            self.look(background, at_most);
+        let turn = self.group.deadline() / 4;
+        for _ in 0..TURNS {
+            if let Some(Writing::UnderWay(background)) = self
+                .writing
+                .take_if(|writing| matches!(writing, Writing::UnderWay(_)))
+            {
+                self.look(background, turn);
+            }
+            if self.is_ready()? {
+                break;
+            }
         }
         let report = match self.writing.take() {
             Some(Writing::Over(report)) => report,
-            Some(Writing::UnderWay(_)) | None => Err(FileError::StillWriting { waited: at_most }),
+            Some(Writing::UnderWay(_)) | None => Err(FileError::StillWriting {
+                waited: turn * TURNS,
+            }),
         };
         let reports = self.group.all_gather_bytes(&tell(rank, &report))?;
         let publication = self.publication.take();
