@@ -245,14 +245,12 @@ impl<M: LearnerModel> Rank<'_, M> {
         let mut codes = vec![0_u8; self.group.world_size()];
         self.group.all_gather(&[own as u8], &mut codes)?;
         let codes: Vec<Code> = codes.into_iter().map(decode).collect();
-        if own < Code::Interrupted
-            && let Some(rank) = codes.iter().position(|&code| code >= Code::Interrupted)
-            && !self.interrupter.should_stop()
-        {
-            if codes.contains(&Code::Failed) {
+        if own < Code::Interrupted && !self.interrupter.should_stop() {
+            let first = |code| codes.iter().position(|&other| other == code);
+            if let Some(rank) = first(Code::Failed) {
                 let error = Error::Other { rank };
                 self.interrupter.fail(error.into_training_error(rank));
-            } else {
+            } else if let Some(rank) = first(Code::Interrupted) {
                 let reason = format!("rank {rank} was interrupted");
                 self.interrupter.stop(Some(&reason));
             }
