@@ -133,8 +133,8 @@ impl Recording {
             delays.sleep();
         }
         let collective = call.collective;
-        let bytes = call.received_bytes(self.rank(), self.world_size());
-        let through = self.link.as_ref().map(|link| link.carry(bytes));
+        let bytes = || call.received_bytes(self.rank(), self.world_size());
+        let through = self.link.as_ref().map(|link| link.carry(bytes()));
         let number = {
             let mut calls = self.calls.lock();
             calls.push(call);
@@ -240,9 +240,7 @@ impl Communicator for Recording {
 
     fn barrier(&self) -> Result<(), Error> {
         let through = self.note(Caller::barrier())?;
-        if let Some(through) = through {
-            thread::sleep(through.saturating_duration_since(Instant::now()));
-        }
+        sleep_until(through);
         self.inner.barrier()
     }
 
@@ -337,9 +335,13 @@ impl Delayed {
         if let Some(delays) = &self.delays {
             delays.sleep();
         }
-        if let Some(through) = self.through {
-            thread::sleep(through.saturating_duration_since(Instant::now()));
-        }
+        sleep_until(self.through);
+    }
+}
+
+fn sleep_until(through: Option<Instant>) {
+    if let Some(through) = through {
+        thread::sleep(through.saturating_duration_since(Instant::now()));
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// Those of a group that was not split from another.
+    /// The ranks of a group that was not split from another.
     #[must_use]
     pub fn root(rank: usize, world_size: usize) -> Self {
         Self {

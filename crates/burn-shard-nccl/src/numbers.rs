@@ -9,12 +9,12 @@ use burn_shard_comm::{Error, Members};
 pub(crate) struct Numbers {
     /// The group that all sub-groups with NCCL come from; it may itself be a sub-group of its control group's.
     first: Members,
-    /// Of that group.
+    /// How many they are for that group.
     of_first: u64,
 }
 
 impl Numbers {
-    /// Of each sub-group: its rank 0 broadcasts NCCL's id (a length and bytes), and all say that they have joined.
+    /// How many they are for each sub-group: its rank 0 broadcasts NCCL's id (a length and bytes), and all say that they have joined.
     pub(crate) const OF_SUB_GROUPS: u64 = 3;
 
     pub(crate) const fn new(first: Members, of_first: u64) -> Self {

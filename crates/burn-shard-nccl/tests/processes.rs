@@ -136,7 +136,7 @@ fn a_death_is_noticed(what: &str) {
     );
 }
 
-/// The same ranks the other way round.
+/// Makes a sub-group of all ranks, in the other order.
 fn reversed(group: &ProcessGroup) -> ProcessGroup {
     let reversed = group.split(Some(3), WORLD_SIZE - group.rank());
     reversed.unwrap().unwrap()

@@ -192,9 +192,9 @@ where
 /// What the ranks of this process begin with.
 struct Parts<M: LearnerModel> {
     learner: Learner<M>,
-    /// Of all ranks, in rank order.
+    /// The parts of all ranks, in rank order.
     shares: Vec<Share<M>>,
-    /// Of the ranks of this process.
+    /// Where the ranks of this process send what they measure.
     outputs: Vec<Outputs<M>>,
     interrupter: Interrupter,
 }
@@ -310,22 +310,17 @@ fn collect<M>(
 ) -> Result<M, (usize, Error)> {
     let ranks = trained.map_err(|error| (0, Error::Ranks(error)))?;
     let mut model = None;
-    let mut failed = None;
+    let mut failed = Vec::new();
     for (rank, result) in ranks.into_iter().enumerate() {
         match result {
             Ok(own) => model = model.or(own),
-            // What a rank found itself comes before that it missed another rank.
-            Err(error) => {
-                let is_cause = !matches!(error, Error::Ranks(_));
-                if failed.is_none() || is_cause {
-                    failed = failed
-                        .filter(|(_, first)| !matches!(first, Error::Ranks(_)))
-                        .or(Some((rank, error)));
-                }
-            }
+            Err(error) => failed.push((rank, error)),
         }
     }
-    match (failed, model) {
+    // What a rank found itself comes before that it missed another rank.
+    let is_cause = |(_, error): &(usize, Error)| !matches!(error, Error::Ranks(_));
+    let cause = failed.iter().position(is_cause).unwrap_or(0);
+    match (failed.into_iter().nth(cause), model) {
         (Some(failed), _) => Err(failed),
         (None, Some(model)) => Ok(model),
         (None, None) => Err((0, Error::NoDevices)),

@@ -294,6 +294,27 @@ fn backwards(
     before_forward: impl Fn(usize) + Sync,
 ) -> Vec<Vec<Vec<Seen>>> {
     let config: ShardConfig = strategy.into();
+    logged(world_size, |group, log| {
+        let rank = group.rank();
+        let device = Device::flex().autodiff();
+        let mut model = wrapped(&config, group, &device);
+        let mut oss = Oss::new(AdamConfig::new(), group).unwrap();
+        assert_eq!(model.groups().len(), DEPTH);
+        let mut steps = Vec::new();
+        for step in 0..3 {
+            before_forward(rank);
+            let loss = model.loss(log, rank, &skip(rank, step), &device);
+            log.take();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            steps.push(seen(log.take()));
+            model = oss.step(1e-3, model, grads);
+        }
+        steps
+    })
+}
+
+/// Runs ranks as threads whose collectives are logged.
+fn logged<T: Send>(world_size: usize, run: impl Fn(&ProcessGroup, &Log) -> T + Sync) -> Vec<T> {
     let logs: Vec<Log> = (0..world_size).map(|_| Log::default()).collect();
     let of_rank = logs.clone();
     Local::new(world_size)
@@ -302,26 +323,14 @@ fn backwards(
             let log = of_rank[inner.rank()].clone();
             Arc::new(Logging { inner, log })
         })
-        .spawn(|group: ProcessGroup| {
-            let rank = group.rank();
-            let device = Device::flex().autodiff();
-            // The largest layer fits, two of the smallest do not.
-            let config = config.clone().with_group_cap_bytes(4 * numel(DEPTH - 1));
-            let mut model = ShardedModule::new(Reversed::new(&device), config, &group).unwrap();
-            let mut oss = Oss::new(AdamConfig::new(), &group).unwrap();
-            assert_eq!(model.groups().len(), DEPTH);
-            let mut steps = Vec::new();
-            for step in 0..3 {
-                before_forward(rank);
-                let loss = model.loss(&logs[rank], rank, &skip(rank, step), &device);
-                logs[rank].take();
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                steps.push(seen(logs[rank].take()));
-                model = oss.step(1e-3, model, grads);
-            }
-            steps
-        })
+        .spawn(|group: ProcessGroup| run(&group, &logs[group.rank()]))
         .unwrap()
+}
+
+/// The model with one group per layer: the largest layer fits, two of the smallest do not.
+fn wrapped(config: &ShardConfig, group: &ProcessGroup, device: &Device) -> ShardedModule<Reversed> {
+    let config = config.clone().with_group_cap_bytes(4 * numel(DEPTH - 1));
+    ShardedModule::new(Reversed::new(device), config, group).unwrap()
 }
 
 fn nothing(_rank: usize, _step: usize) -> Vec<usize> {
@@ -499,37 +508,25 @@ fn a_deferred_gather_is_started_by_the_step_and_awaited_by_the_forward() {
         ShardingStrategy::Gradients,
     ] {
         for defers in [false, true] {
-            let logs = [Log::default(), Log::default()];
-            let of_rank = logs.clone();
-            Local::new(2)
-                .deadline(Duration::from_secs(60))
-                .wrap(move |inner| {
-                    let log = of_rank[inner.rank()].clone();
-                    Arc::new(Logging { inner, log })
-                })
-                .spawn(|group: ProcessGroup| {
-                    let (rank, device) = (group.rank(), Device::flex().autodiff());
-                    let config = ShardConfig::new(strategy)
-                        .with_group_cap_bytes(4 * numel(DEPTH - 1))
-                        .with_defer_gather(defers);
-                    let model = Reversed::new(&device);
-                    let model = ShardedModule::new(model, config, &group).unwrap();
-                    let mut oss = Oss::new(AdamConfig::new(), &group).unwrap();
-                    let loss = model.loss(&logs[rank], rank, &[], &device);
-                    let grads = GradientsParams::from_grads(loss.backward(), &model);
-                    logs[rank].take();
-                    let model = oss.step(1e-3, model, grads);
-                    let (started, received) = gathers_of(&logs[rank].take());
-                    assert_eq!(started.len(), DEPTH, "{strategy}");
-                    assert_eq!(received.len(), if defers { 0 } else { DEPTH });
+            let config = ShardConfig::new(strategy).with_defer_gather(defers);
+            logged(2, |group, log| {
+                let (rank, device) = (group.rank(), Device::flex().autodiff());
+                let model = wrapped(&config, group, &device);
+                let mut oss = Oss::new(AdamConfig::new(), group).unwrap();
+                let loss = model.loss(log, rank, &[], &device);
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                log.take();
+                let model = oss.step(1e-3, model, grads);
+                let (started, received) = gathers_of(&log.take());
+                assert_eq!(started.len(), DEPTH, "{strategy}");
+                assert_eq!(received.len(), if defers { 0 } else { DEPTH });
 
-                    drop(model.loss(&logs[rank], rank, &[], &device));
-                    let (started, received) = gathers_of(&logs[rank].take());
-                    assert!(started.is_empty(), "{strategy}");
-                    let expected: Vec<usize> = (0..DEPTH).map(numel).collect();
-                    assert_eq!(received, if defers { expected } else { vec![] });
-                })
-                .unwrap();
+                drop(model.loss(log, rank, &[], &device));
+                let (started, received) = gathers_of(&log.take());
+                assert!(started.is_empty(), "{strategy}");
+                let expected: Vec<usize> = (0..DEPTH).map(numel).collect();
+                assert_eq!(received, if defers { expected } else { vec![] });
+            });
         }
     }
 }

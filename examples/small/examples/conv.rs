@@ -23,9 +23,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::activation::relu;
-use burn_shard::{
-    Error, MemoryReport, Oss, ProcessGroup, ReduceOp, ShardedModule, ShardingStrategy,
-};
+use burn_shard::{Error, MemoryReport, Oss, ProcessGroup, ShardedModule, ShardingStrategy};
 
 const SIDE: usize = 16;
 const CLASSES: usize = 3;
@@ -127,13 +125,6 @@ impl Network {
     }
 }
 
-/// Adds up what each rank has counted, and divides: the mean over all ranks, on all of them.
-fn mean(group: &ProcessGroup, sum: f64, count: usize) -> Result<f64, Error> {
-    let mut totals = [sum, count as f64];
-    group.all_reduce(&mut totals, ReduceOp::Sum)?;
-    Ok(totals[0] / totals[1])
-}
-
 /// What a run ends with on one rank.
 pub(crate) struct Run {
     /// The mean loss of each epoch, over all ranks.
@@ -158,7 +149,7 @@ pub(crate) fn train(group: &ProcessGroup, epochs: usize) -> Result<Run, Error> {
 
     let mut losses = Vec::new();
     for _ in 0..epochs {
-        let (mut sum, mut batches) = (0.0, 0);
+        let (mut sum, mut batches) = (0.0, 0_u32);
         for batch in training.iter() {
             let batch = batch.expect("a dataset in memory should give all its items");
             let scores = model.forward(batch.images);
@@ -170,22 +161,22 @@ pub(crate) fn train(group: &ProcessGroup, epochs: usize) -> Result<Run, Error> {
             sum += loss.into_scalar::<f64>();
             batches += 1;
         }
-        losses.push(mean(group, sum, batches)?);
+        losses.push(group.mean(sum / f64::from(batches), batches.into())?);
     }
 
     // Parameters are the same on all ranks; running statistics are not, as each rank has seen other images. So
     // each evaluates with its own here. `broadcast_buffers` would make them rank 0's; a checkpoint keeps those.
     let evaluated = model.valid();
-    let (mut right, mut seen) = (0.0, 0);
+    let (mut right, mut seen) = (0.0, 0.0);
     for batch in unseen.iter() {
         let batch = batch.expect("a dataset in memory should give all its items");
-        seen += batch.classes.dims()[0];
+        seen += batch.classes.dims()[0] as f64;
         let told = evaluated.forward(batch.images).argmax(1).flatten::<1>(0, 1);
         right += told.equal(batch.classes).int().sum().into_scalar::<f64>();
     }
     Ok(Run {
         losses,
-        accuracy: mean(group, right, seen)?,
+        accuracy: group.mean(right / seen, seen)?,
         running_mean: model
             .first_norm
             .running_mean

@@ -38,14 +38,13 @@ fn what_does_not_fit_the_device_is_refused() {
             assert!(error.is_refusal(), "{error}");
             error
         };
+        let all_reduce_refused = |input: Arc<dyn Segments>| {
+            let started = communicator.all_reduce(input, ReduceOp::Sum);
+            refused(started.map(drop).unwrap_err())
+        };
         let elsewhere = Arc::new(HostMemory::new(7));
         let input = Arc::new(Buffers::full("input", &elsewhere, &[&[1.0; 3]]));
-        let error = refused(
-            communicator
-                .all_reduce(input, ReduceOp::Sum)
-                .map(drop)
-                .unwrap_err(),
-        );
+        let error = all_reduce_refused(input);
         assert!(
             matches!(
                 error,
@@ -60,12 +59,7 @@ fn what_does_not_fit_the_device_is_refused() {
 
         let mut input = Buffers::full("input", &memory, &[&[1.0; 3]]);
         input.dtype = DType::I16;
-        let error = refused(
-            communicator
-                .all_reduce(Arc::new(input), ReduceOp::Sum)
-                .map(drop)
-                .unwrap_err(),
-        );
+        let error = all_reduce_refused(Arc::new(input));
         assert!(
             matches!(
                 error,
@@ -79,12 +73,7 @@ fn what_does_not_fit_the_device_is_refused() {
 
         let mut input = Buffers::full("input", &memory, &[&[1.0; 3]]);
         input.numels.push(3);
-        let error = refused(
-            communicator
-                .all_reduce(Arc::new(input), ReduceOp::Sum)
-                .map(drop)
-                .unwrap_err(),
-        );
+        let error = all_reduce_refused(Arc::new(input));
         assert!(
             matches!(
                 error,
@@ -105,12 +94,7 @@ fn what_does_not_fit_the_device_is_refused() {
         );
 
         let kind = OtherKind;
-        let error = refused(
-            communicator
-                .all_reduce(Arc::new(kind), ReduceOp::Sum)
-                .map(drop)
-                .unwrap_err(),
-        );
+        let error = all_reduce_refused(Arc::new(kind));
         assert!(
             matches!(error, Error::OtherDevice { found: None, .. }),
             "{error}"

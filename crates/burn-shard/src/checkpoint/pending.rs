@@ -73,27 +73,23 @@ impl PendingSave {
     ///
     /// Failures of the communicator.
     pub fn is_ready(&mut self) -> Result<bool, Error> {
-        let is_over = match self.writing.take() {
-            Some(Writing::UnderWay(background)) => self.look(background, Duration::ZERO),
-            writing => {
-                self.writing = writing;
-                true
-            }
-        };
-        Ok(!self.group.any(!is_over)?)
+        self.is_ready_within(Duration::ZERO)
     }
 
-    /// Waits for this rank's file; whether it is over.
-    fn look(&mut self, mut background: Background<RankReport>, at_most: Duration) -> bool {
-        let writing = match background.wait(at_most) {
-            Err(FileError::StillWriting { .. }) => Writing::UnderWay(background),
-            Ok(Some(report)) => Writing::Over(Ok(report)),
-            Ok(None) => Writing::Over(Err(FileError::Panicked)),
-            Err(error) => Writing::Over(Err(error)),
-        };
-        let is_over = matches!(writing, Writing::Over(_));
-        self.writing = Some(writing);
-        is_over
+    /// Waits for this rank's file first.
+    fn is_ready_within(&mut self, at_most: Duration) -> Result<bool, Error> {
+        if let Some(Writing::UnderWay(background)) = &mut self.writing {
+            let report = match background.wait(at_most) {
+                Err(FileError::StillWriting { .. }) => None,
+                Ok(report) => Some(report.ok_or(FileError::Panicked)),
+                Err(error) => Some(Err(error)),
+            };
+            if let Some(report) = report {
+                self.writing = Some(Writing::Over(report));
+            }
+        }
+        let is_writing = matches!(self.writing, Some(Writing::UnderWay(_)));
+        Ok(!self.group.any(is_writing)?)
     }
 
     /// Waits until every rank has written its file, and publishes the checkpoint. A collective. Ranks tell each
@@ -109,13 +105,7 @@ impl PendingSave {
         let rank = self.group.rank();
         let turn = self.group.deadline() / 4;
         for _ in 0..TURNS {
-            if let Some(Writing::UnderWay(background)) = self
-                .writing
-                .take_if(|writing| matches!(writing, Writing::UnderWay(_)))
-            {
-                self.look(background, turn);
-            }
-            if self.is_ready()? {
+            if self.is_ready_within(turn)? {
                 break;
             }
         }
@@ -129,7 +119,6 @@ impl PendingSave {
         let publication = self.publication.take();
         let (published, _) = tell_from_rank_0(&self.group, || {
             let reports = told_by_all(&reports)?;
-            // Rank 0 has it, unless another rank calls itself so.
             let Publication {
                 writer,
                 description,

@@ -2,6 +2,7 @@
 
 pub(crate) mod bind;
 pub(crate) mod buffers;
+mod burn_module;
 pub(crate) mod inspect;
 mod leaves;
 pub(crate) mod path;

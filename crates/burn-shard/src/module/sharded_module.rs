@@ -1,20 +1,14 @@
 //! The wrapper users put around their module.
 
-use std::any::type_name;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use burn::module::{
-    Content, DisplaySettings, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper,
-    ModuleVisitor, ParamGroup, Quantizer,
-};
+use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::store::{ModuleRecord, RecordError};
-use burn::tensor::Device;
 use burn_shard_comm::ProcessGroup;
 
-use super::bind::{Storage, detach, put_parameters, with_full_shapes};
+use super::bind::{Storage, detach};
 use super::buffers;
 use super::leaves::note_leaves;
 use crate::autodiff::graph::Graph;
@@ -40,6 +34,9 @@ use crate::{Error, ParamSpec, ShardConfig, ShardingStrategy};
 /// | stored parameters (`Param::base`) | full | full | shard, see [`ParamSpec::shard_shape`] |
 /// | gradients in `GradientsParams` | full average | shard of the average | shard of the average |
 /// | records, display, `num_params` | full | full | full |
+///
+/// Under mixed precision, and with [`ShardConfig::defer_gather`], stored parameters are shards under every sharding
+/// strategy.
 ///
 /// Reading a parameter (`Param::val`, which all of `burn::nn` does) always gives the full tensor.
 /// A gradient is the mean over all ranks, counting zeros for ranks that did not use the parameter;
@@ -385,8 +382,17 @@ impl<M: Module> ShardedModule<M> {
         }
     }
 
+    /// The same value of the module, with its tensors in another mode.
+    pub(super) fn with_inner(&self, inner: M) -> Self {
+        Self {
+            inner,
+            graph: Arc::clone(&self.graph),
+            instance: Arc::clone(&self.instance),
+        }
+    }
+
     /// Makes a new value of the module, whose tensors `change` may replace.
-    fn rebuild_with(self, change: impl FnOnce(M) -> M) -> Self {
+    pub(super) fn rebuild_with(self, change: impl FnOnce(M) -> M) -> Self {
         let Self {
             inner,
             graph,
@@ -402,34 +408,6 @@ impl<M: Module> ShardedModule<M> {
             inner = Storage::pack(engine, detached).bind(engine, skeleton);
         }
         Self::from_parts(graph, inner)
-    }
-
-    fn refuse_quantization(&self) -> ! {
-        panic!(
-            "rank {}: `{}` and the other parameters of a sharded module are not quantized: ranks store and \
-             average floats (quantize `unsharded()`)",
-            self.engine().rank(),
-            self.params()[0].path,
-        )
-    }
-
-    /// Refuses what would go wrong without a word. Burn's `map` returns no error.
-    fn check_mapper<Mapper>(&self) {
-        let mapper = type_name::<Mapper>();
-        assert!(
-            !mapper.contains("ApplyReparameterization"),
-            "rank {}: parameters of a sharded module carry a reparameterization already, and Burn \
-             cannot nest them (apply LoRA before wrapping, on layers that stay unwrapped)",
-            self.engine().rank(),
-        );
-        let own_optimizer = self.config().strategy.gathers_after_step();
-        assert!(
-            !own_optimizer || !mapper.contains("ModuleOptimizerMapper"),
-            "rank {}: under strategy {} a stock optimizer would keep the whole state on every rank, \
-             or step with a part of the gradients (use burn_shard::Oss, or strategy ddp or zero3)",
-            self.engine().rank(),
-            self.config().strategy,
-        );
     }
 }
 
@@ -460,112 +438,6 @@ impl<M: fmt::Debug> fmt::Debug for ShardedModule<M> {
             .field("rank", &self.engine().rank())
             .field("inner", &self.inner)
             .finish_non_exhaustive()
-    }
-}
-
-impl<M: Module> Module for ShardedModule<M> {
-    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
-        self.inner.collect_devices(devices)
-    }
-
-    fn fork(self, device: &Device) -> Self {
-        self.rebuild_with(|inner| inner.fork(device))
-    }
-
-    fn to_device(self, device: &Device) -> Self {
-        self.rebuild_with(|inner| inner.to_device(device))
-    }
-
-    fn train(self) -> Self {
-        self.rebuild_with(Module::train)
-    }
-
-    fn valid(&self) -> Self {
-        Self {
-            inner: self.inner.valid(),
-            graph: Arc::clone(&self.graph),
-            instance: Arc::clone(&self.instance),
-        }
-    }
-
-    /// Returns the module as it is: reading a parameter gives the full tensor anyway, and without
-    /// its reparameterization its gradient would not be averaged. For a plain module with full
-    /// parameters, see [`ShardedModule::unsharded`].
-    fn materialize(self) -> Self {
-        self
-    }
-
-    fn num_params(&self) -> usize {
-        self.engine().plan().numel()
-    }
-
-    /// A record of the full parameters, under every strategy: that of the plain module. A collective, as
-    /// [`unsharded`](ShardedModule::unsharded); so are the methods that save.
-    fn into_record(self) -> ModuleRecord {
-        self.unsharded().into_record()
-    }
-
-    /// See [`into_record`](Self::into_record).
-    fn into_record_group(self, group: ParamGroup) -> ModuleRecord {
-        self.unsharded().into_record_group(group)
-    }
-
-    /// Loads a record of the full parameters, as the plain module has it; every rank keeps its part. A
-    /// collective; every rank loads the same record.
-    fn try_load_record(self, record: ModuleRecord) -> Result<Self, RecordError> {
-        let loaded = self.unsharded().try_load_record(record)?;
-        let engine = Arc::clone(self.engine());
-        let buffers = buffers::collect(engine.plan(), &loaded);
-        Ok(
-            self.rebuild_with(|inner| {
-                buffers::put(put_parameters(&engine, inner, loaded), buffers)
-            }),
-        )
-    }
-
-    fn quantize_weights(self, _quantizer: &mut Quantizer) -> Self {
-        self.refuse_quantization()
-    }
-
-    fn quantize_weights_group(self, _quantizer: &mut Quantizer, _group: ParamGroup) -> Self {
-        self.refuse_quantization()
-    }
-
-    fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
-        self.inner.visit(visitor);
-    }
-
-    fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
-        self.check_mapper::<Mapper>();
-        self.rebuild_with(|inner| inner.map(mapper))
-    }
-}
-
-impl<M: ModuleDisplayDefault + Module> ModuleDisplayDefault for ShardedModule<M> {
-    /// What the plain module shows, with the full shapes.
-    fn content(&self, content: Content) -> Option<Content> {
-        with_full_shapes(self.engine(), self.inner.clone()).content(content)
-    }
-
-    fn num_params(&self) -> usize {
-        self.engine().plan().numel()
-    }
-}
-
-impl<M: ModuleDisplay + Module> ModuleDisplay for ShardedModule<M> {
-    fn custom_settings(&self) -> Option<DisplaySettings> {
-        self.inner.custom_settings()
-    }
-
-    fn custom_content(&self, content: Content) -> Option<Content> {
-        with_full_shapes(self.engine(), self.inner.clone()).custom_content(content)
-    }
-}
-
-impl<M: ModuleDisplay + Module> fmt::Display for ShardedModule<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let full = with_full_shapes(self.engine(), self.inner.clone());
-        f.write_str(&full.format(DisplaySettings::default()))
     }
 }
 

@@ -49,8 +49,9 @@ pub struct ShardConfig {
     /// Under [`ShardingStrategy::OptimizerState`] and [`ShardingStrategy::Gradients`], whether
     /// [`Oss::step`](crate::Oss::step) only starts to gather the parameters that it has stepped, group by group,
     /// and the next forward waits for each where it is read first: the gather hides behind
-    /// computation, as in FSDP's `SHARD_GRAD_OP`. A rank then stores its shards of trained parameters beside the
-    /// whole ones: `4 P / N` bytes more in `f32`. Under mixed precision this is always so, at no cost.
+    /// computation, as in FSDP's `SHARD_GRAD_OP`. Stored parameters are shards then, beside the whole ones that reads
+    /// return: `4 P / N` bytes more in `f32`; and a forward is a collective. Under mixed precision this is always
+    /// so, at no cost.
     #[config(default = "false")]
     pub defer_gather: bool,
     /// Hybrid sharding (HSDP): this many neighbouring ranks share one copy of what the strategy shards, and
