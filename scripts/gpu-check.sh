@@ -136,6 +136,10 @@ if ((${#double[@]} == 0)); then
         stage 'parity with DDP, 1 rank' 90 ./test-cuda --ignored
         stage 'parity with DDP, 2 ranks' 90 ./gpu-check.sh ranks 2 ./test-cuda --ignored
         bert=(./bert-large --model large --backend cuda --comm nccl --dropout 0 --steps 12 --micro-batch 8 --corpus text.md)
+        # What the program does without a word on CUDA, beside f32 below.
+        stage 'BERT-large, zero2 in bf16, 1 rank' 60 \
+            ./gpu-check.sh ranks 1 "${bert[@]}" --strategy zero2 --losses "$logs/losses-bf16.txt"
+        bert+=(--precision f32)
         files=()
         for strategy in ddp zero1 zero2 zero3; do
             files+=("$logs/losses-$strategy.txt")
@@ -143,6 +147,7 @@ if ((${#double[@]} == 0)); then
                 ./gpu-check.sh ranks 1 "${bert[@]}" --strategy "$strategy" --losses "$logs/losses-$strategy.txt"
         done
         stage 'BERT-large: losses of all strategies' 10 ./gpu-check.sh losses "${files[@]}"
+        stage 'BERT-large: losses in bf16' 10 env TOLERANCE=2e-2 ./gpu-check.sh losses "${files[0]}" "$logs/losses-bf16.txt"
         stage 'BERT-large, zero3, 2 ranks' 90 ./gpu-check.sh ranks 2 "${bert[@]}" --strategy zero3
     fi
 fi

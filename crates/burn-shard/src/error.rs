@@ -1,5 +1,6 @@
 //! What can go wrong outside a collective.
 
+use burn::store::RecordError;
 use burn_shard_comm::ProcessGroup;
 
 /// Errors of this crate. Messages name the rank, the parameter path and the way out.
@@ -236,6 +237,57 @@ pub enum Error {
         path: String,
         /// Names of the state found.
         found: Vec<String>,
+    },
+
+    /// A record of an optimizer could not be written or read.
+    #[error("rank {rank}: the optimizer's record: {source}")]
+    OptimizerRecord {
+        /// This rank.
+        rank: usize,
+        /// What Burn said.
+        source: RecordError,
+    },
+
+    /// A record of an optimizer has the state of a parameter that the module has not.
+    #[error(
+        "rank {rank}: the optimizer's record has the state of `{parameter}`, which the module does not have (load \
+         it beside the module that it was recorded with)"
+    )]
+    UnknownState {
+        /// This rank.
+        rank: usize,
+        /// Its path in the record, or its id if the record has no path.
+        parameter: String,
+    },
+
+    /// A record of an optimizer has state of another size or type than the parameter's.
+    #[error(
+        "rank {rank}: the optimizer's record has {role} of `{path}` as {} of shape {:?}, and the parameter is \
+         {} of shape {:?} (load it beside the module that it was recorded with)",
+        found.0.name(), found.1, expected.0.name(), expected.1
+    )]
+    StateShape {
+        /// This rank.
+        rank: usize,
+        /// Module path.
+        path: String,
+        /// Name of the state's tensor.
+        role: String,
+        /// Type and shape in the record.
+        found: (burn::tensor::DType, Vec<usize>),
+        /// Type and shape of the parameter.
+        expected: (burn::tensor::DType, Vec<usize>),
+    },
+
+    /// Ranks were given different records of an optimizer.
+    #[error(
+        "rank {rank}: rank {other} loads another record of the optimizer (give every rank the same file)"
+    )]
+    OtherRecord {
+        /// This rank.
+        rank: usize,
+        /// A rank whose record is another one.
+        other: usize,
     },
 
     /// Burn cannot give an optimizer without a kernel its state back in the parameter's type.

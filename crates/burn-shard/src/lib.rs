@@ -45,6 +45,7 @@
 //! | clipping by the norm of all gradients | [`Oss::with_norm_clipping`] |
 //! | shards within a machine, copies across | [`ShardConfig::shard_ranks`] |
 //! | gathers ahead of their use | [`ShardConfig::prefetch`] |
+//! | optimizer state to and from Burn's own optimizers | [`Oss::to_record`], [`Oss::load_record`] |
 //! | gathers that a step leaves to the next forward | [`ShardConfig::defer_gather`] |
 //! | activation checkpointing | [`checkpoint()`] |
 //! | ranks with different numbers of batches, means over samples | [`Join`] |

@@ -75,6 +75,9 @@ pub struct Options {
     /// Goes on from the newest checkpoint there, on any number of ranks and with any strategy
     #[arg(long, requires = "checkpoint_dir")]
     pub resume: bool,
+    /// Writes the model there as Hugging Face has it: model.safetensors, config.json, tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    pub export: Option<PathBuf>,
     /// Optimizer steps [default: 1000 for tiny, 100 otherwise]
     #[arg(long)]
     pub steps: Option<usize>,
@@ -87,9 +90,20 @@ pub struct Options {
     /// Decides initial weights, pairs and masks
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
-    /// Type of parameters and activations
+    /// Type in which parameters are stored and stepped
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub dtype: Precision,
+    /// Type in which the model computes and parameters are gathered; a 16-bit type keeps f32 master
+    /// weights (mixed precision), and f16 scales the loss [default: bf16 with --backend cuda, otherwise that
+    /// of --dtype]
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub precision: Option<Precision>,
+    /// Type in which gradients travel, with a 16-bit --precision [default: f32]
+    #[arg(long, value_enum, value_name = "DTYPE", requires = "precision")]
+    pub reduce_dtype: Option<Precision>,
+    /// Keeps only the inputs of each layer for backward, which computes the layer again
+    #[arg(long)]
+    pub activation_checkpointing: bool,
     /// Dropout of states and attention weights; with 0, runs repeat bit for bit [default: 0 for tiny,
     /// 0.1 otherwise]
     #[arg(long)]
@@ -139,7 +153,7 @@ pub enum Precision {
     F32,
     /// 16 bits, the exponent of f32
     Bf16,
-    /// 16 bits, IEEE half: refused, its range is too small
+    /// 16 bits, IEEE half: for --precision only, since its range is small
     F16,
     /// 64 bits
     F64,
@@ -164,6 +178,16 @@ impl Precision {
             Self::Bf16 => FloatDType::BF16,
             Self::F16 => FloatDType::F16,
             Self::F64 => FloatDType::F64,
+        }
+    }
+
+    /// The type as one of mixed precision; none is of 64 bits.
+    pub fn mixed(self) -> Option<burn_shard::Precision> {
+        match self {
+            Self::F32 => Some(burn_shard::Precision::F32),
+            Self::Bf16 => Some(burn_shard::Precision::BF16),
+            Self::F16 => Some(burn_shard::Precision::F16),
+            Self::F64 => None,
         }
     }
 

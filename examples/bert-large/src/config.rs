@@ -26,6 +26,8 @@ pub struct BertConfig {
     pub init_std: f64,
     /// Dropout of states and attention weights.
     pub dropout: f64,
+    /// Whether a layer runs again in backward instead of keeping its activations.
+    pub activation_checkpointing: bool,
     /// Whether the model has a pooler and a next-sentence head.
     pub next_sentence: bool,
 }
@@ -71,6 +73,7 @@ impl BertConfig {
             layer_norm_eps: 1e-12,
             init_std: 0.02,
             dropout: 0.1,
+            activation_checkpointing: false,
             next_sentence: true,
         }
     }

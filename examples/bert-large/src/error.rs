@@ -279,6 +279,9 @@ pub enum Error {
     /// No vocabulary could be trained.
     #[error("cannot train a vocabulary: {0}")]
     Train(tokenizers::Error),
+    /// A vocabulary could not be written down.
+    #[error("cannot write the tokenizer: {0}")]
+    Describe(tokenizers::Error),
     /// Text could not be tokenized.
     #[error("cannot tokenize the corpus: {0}")]
     Encode(tokenizers::Error),
@@ -290,6 +293,14 @@ pub enum Error {
         path: PathBuf,
         /// What the reader said.
         source: Box<burn_store::SafetensorsStoreError>,
+    },
+    /// The parameters of an export cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Export {
+        /// The file.
+        path: PathBuf,
+        /// What the writer said.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A checkpoint is another file.
     #[error(

@@ -66,6 +66,18 @@ pub fn run_on(
     peak_bytes: fn() -> usize,
 ) -> Result<Option<u8>, Error> {
     run.world_size = ranks.world_size();
+    if let Ranks::Threads(2..) = ranks
+        && run.config.activation_checkpointing
+        && run.config.dropout > 0.0
+    {
+        // Threads draw from one generator, so that no layer could draw its numbers again.
+        return Err(Error::Option {
+            option: "dropout",
+            value: run.config.dropout.to_string(),
+            allowed: "0 with --activation-checkpointing, unless --launch makes ranks processes"
+                .into(),
+        });
+    }
     ranks.together(|| train_and_report(options, &run, device, ranks, peak_bytes))
 }
 
@@ -90,10 +102,14 @@ fn train_and_report(
     if ranks.has_first() {
         report::data(&dataset, run);
         line(format_args!(
-            "model: {:?}, {:.1} M parameters in {}; strategy {} on {} ranks ({})",
+            "model: {:?}, {:.1} M parameters in {}{}; strategy {} on {} ranks ({})",
             options.model,
             numel as f64 / 1e6,
             run.dtype,
+            run.mixed_precision.map_or(String::new(), |mixed| format!(
+                ", computed in {}, gradients reduced in {}",
+                mixed.param, mixed.reduce
+            )),
             run.strategy,
             run.world_size,
             match ranks {
@@ -133,6 +149,10 @@ fn train_and_report(
             sample::show(guesses, &batch, pieces);
         }
     }
+    if let (true, Some(dir)) = (ranks.has_first(), &run.export) {
+        export_tokenizer(options, &job.dataset, dir)?;
+        line(format_args!("exported: {}", dir.display()));
+    }
     let stopped = reports.first().is_some_and(|first| first.steps < run.steps);
     losses.map(LossLog::finish).transpose()?;
     if let (true, Some(plan)) = (stopped && ranks.has_first(), &run.checkpoints) {
@@ -156,6 +176,16 @@ fn check_weights(run: &Run, path: &Path) -> Result<(), Error> {
     };
     line(format_args!("weights: {}{lacking}", path.display()));
     Ok(())
+}
+
+/// Puts the tokenizer beside the model: the given file, or the one that was trained.
+fn export_tokenizer(options: &Options, dataset: &Dataset, dir: &Path) -> Result<(), Error> {
+    let json = match (&options.tokenizer, dataset.pieces()) {
+        (Some(path), _) => input::read(path)?,
+        (None, Some(pieces)) => pieces.to_json()?.into_bytes(),
+        (None, None) => return Ok(()),
+    };
+    weights::export_tokenizer(&json, dir)
 }
 
 /// Reads the text and tokenizes it, once for all ranks: vocabularies of two hosts would differ as their

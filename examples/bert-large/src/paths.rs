@@ -7,6 +7,7 @@ use crate::cli::Options;
 use crate::data::corpus::Corpus;
 use crate::error::Error;
 use crate::input;
+use crate::weights;
 
 /// Checks that inputs can be opened, and that the output can be and is no input. Creates the output, and
 /// leaves what it holds as it is.
@@ -22,24 +23,45 @@ pub fn check(options: &Options) -> Result<(), Error> {
         path.map(input::open).transpose()?;
     }
     let corpus = Corpus::files(&options.corpus)?;
-    let Some(output) = &options.losses else {
-        return Ok(());
-    };
-    let given = given
+    let inputs = given
         .into_iter()
-        .filter_map(|(input, path)| Some((input, path?)));
-    let corpus = corpus.iter().map(|path| ("corpus", path.as_path()));
-    for (input, path) in given.chain(corpus) {
+        .filter_map(|(input, path)| Some((input, path?)))
+        .chain(corpus.iter().map(|path| ("corpus", path.as_path())));
+    let inputs: Vec<(&'static str, &Path)> = inputs.collect();
+    if let Some(output) = &options.losses {
+        spares("losses", output, &inputs)?;
+        writable(output)?;
+    }
+    if let Some(dir) = &options.export {
+        for file in weights::FILES {
+            spares("export", &dir.join(file), &inputs)?;
+        }
+        let made = fs::create_dir_all(dir).and_then(|()| tempfile::tempfile_in(dir));
+        made.map_err(|source| Error::Write {
+            path: dir.clone(),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// Refuses an output that is one of the inputs.
+fn spares(
+    option: &'static str,
+    output: &Path,
+    inputs: &[(&'static str, &Path)],
+) -> Result<(), Error> {
+    for (input, path) in inputs {
         // By what it is, whatever it is called.
         if same_file::is_same_file(output, path).unwrap_or(false) {
             return Err(Error::Overwrites {
-                option: "losses",
-                path: output.clone(),
+                option,
+                path: output.into(),
                 input,
             });
         }
     }
-    writable(output)
+    Ok(())
 }
 
 fn writable(path: &Path) -> Result<(), Error> {
@@ -88,6 +110,12 @@ mod tests {
                 format!("--losses {output} is also read, as part of --corpus (name another file)");
             assert_eq!(error, expected);
         }
+        let exported = path("tokenizer.json");
+        fs::hard_link(&text, &exported).unwrap();
+        let error = refused(&["--tokenizer", &text, "--export", directory]);
+        let expected =
+            format!("--export {exported} is also read, as part of --tokenizer (name another file)");
+        assert_eq!(error, expected);
         let error = refused(&["--tokenizer", &text, "--losses", &text]);
         assert!(error.contains("as part of --tokenizer"), "{error}");
         assert!(fs::read_to_string(&text).unwrap().contains("One."));

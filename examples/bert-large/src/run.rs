@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use burn::prelude::*;
-use burn_shard::ShardingStrategy;
 use burn_shard::checkpoint::{Checkpoint, CheckpointError};
+use burn_shard::{MixedPrecision, ShardingStrategy};
 use burn_shard_comm::Placement;
 
 use crate::cli::{Backend, Comm, Options, Precision, Size};
@@ -51,10 +51,16 @@ pub struct Run {
     pub warmup: usize,
     /// Decides initial weights, pairs and masks.
     pub seed: u64,
-    /// Type of parameters and activations.
+    /// Type of stored parameters.
     pub dtype: Precision,
+    /// Type of computation.
+    pub precision: Precision,
+    /// Types of computation and reduction, where they are others.
+    pub mixed_precision: Option<MixedPrecision>,
     /// Checkpoint to start from.
     pub weights: Option<PathBuf>,
+    /// Where the model is written as Hugging Face has it.
+    pub export: Option<PathBuf>,
 }
 
 /// Where and when a run is saved.
@@ -102,6 +108,7 @@ impl Options {
             Size::Large => BertConfig::large(),
         };
         config.dropout = self.dropout.unwrap_or(if is_tiny { 0.0 } else { 0.1 });
+        config.activation_checkpointing = self.activation_checkpointing;
         let steps = self.steps.unwrap_or(if is_tiny { 1000 } else { 100 });
         let run = Run {
             backend: self.backend,
@@ -130,7 +137,10 @@ impl Options {
             warmup: self.warmup.unwrap_or(steps / 10),
             seed: self.seed,
             dtype: self.dtype,
+            precision: self.precision(),
+            mixed_precision: self.mixed_precision()?,
             weights: self.weights.clone(),
+            export: self.export.clone(),
             config,
         };
 
@@ -211,6 +221,40 @@ impl Options {
         check("warmup", run.warmup.to_string(), allowed, is_within)?;
         Ok(run)
     }
+
+    /// The type of computation: on GPUs of NVIDIA the one that their matrix units are made for.
+    fn precision(&self) -> Precision {
+        self.precision.unwrap_or(match (self.backend, self.dtype) {
+            (Backend::Cuda, Precision::F32) => Precision::Bf16,
+            _ => self.dtype,
+        })
+    }
+
+    /// What `--precision` and `--reduce-dtype` say beside `--dtype`.
+    fn mixed_precision(&self) -> Result<Option<MixedPrecision>, Error> {
+        let precision = self.precision();
+        let reduce = self.reduce_dtype.unwrap_or(self.dtype);
+        if (precision, reduce) == (self.dtype, self.dtype) {
+            return Ok(None);
+        }
+        let is_f32 = self.dtype == Precision::F32;
+        let mixed = |option, value: Precision| {
+            let mixed = value.mixed().filter(|_| is_f32 || value == self.dtype);
+            mixed.ok_or_else(|| Error::Option {
+                option,
+                value: value.to_string(),
+                allowed: match is_f32 {
+                    true => "f32, bf16 or f16".into(),
+                    false => format!("{0} with --dtype {0}: master weights are f32", self.dtype),
+                },
+            })
+        };
+        let param = mixed("precision", precision)?;
+        Ok(Some(MixedPrecision::new(
+            param,
+            mixed("reduce-dtype", reduce)?,
+        )))
+    }
 }
 
 impl Run {
@@ -233,8 +277,8 @@ impl Run {
     pub fn device(&self) -> Result<Device, Error> {
         if self.dtype == Precision::F16 {
             // Tried: the squares of most gradients are 0 in f16, and the loss is NaN at step 4.
-            let reason = "Adam's moments need more range than f16 has, and nothing here scales \
-                          the loss (use bf16)";
+            let reason = "Adam's moments need more range than f16 has (use --precision f16, which keeps \
+                          them in f32)";
             return Err(Error::DType {
                 dtype: self.dtype,
                 reason: reason.into(),
@@ -328,6 +372,20 @@ mod tests {
     }
 
     #[test]
+    fn a_precision_that_is_that_of_the_parameters_mixes_nothing() {
+        let mixed = |arguments: &[&str]| parse(arguments).unwrap().mixed_precision;
+        assert_eq!(mixed(&[]), None);
+        assert_eq!(mixed(&["--precision", "f32"]), None);
+        assert_eq!(mixed(&["--dtype", "bf16", "--precision", "bf16"]), None);
+        for bf16 in [["--precision", "bf16"], ["--backend", "cuda"]] {
+            assert_eq!(mixed(&bf16), Some(MixedPrecision::bf16()));
+        }
+        assert_eq!(mixed(&["--backend", "cuda", "--precision", "f32"]), None);
+        let both = mixed(&["--precision", "bf16", "--reduce-dtype", "bf16"]).unwrap();
+        assert_eq!(both.reduce, burn_shard::Precision::BF16);
+    }
+
+    #[test]
     fn values_out_of_range_are_named() {
         let error = parse(&["--seq-len", "512"]).unwrap_err().to_string();
         assert_eq!(
@@ -363,6 +421,13 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "--comm is nccl (allowed: tcp or mpi, or nccl with --backend cuda)"
+        );
+        let error = parse(&["--precision", "f64"]).unwrap_err().to_string();
+        assert_eq!(error, "--precision is f64 (allowed: f32, bf16 or f16)");
+        let error = parse(&["--dtype", "bf16", "--precision", "f16"]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "--precision is f16 (allowed: bf16 with --dtype bf16: master weights are f32)"
         );
         assert_eq!(
             parse(&["--model", "large", "--seq-len", "512"])

@@ -13,7 +13,8 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
 use burn_shard::checkpoint::{Checkpoints, Keep, PendingSave};
 use burn_shard::{
-    GradientNormClipping, MemoryKind, Oss, ProcessGroup, ReduceOp, ShardConfig, ShardedModule,
+    GradScaler, GradScalerConfig, GradientNormClipping, MemoryKind, Oss, Precision, ProcessGroup,
+    ReduceOp, ShardConfig, ShardedModule,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -130,6 +131,7 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
     let config = ShardConfig::new(run.strategy)
         .with_group_cap_bytes(group_cap_bytes)
         .with_prefetch(run.prefetch)
+        .with_mixed_precision(run.mixed_precision)
         .with_shard_ranks(run.shard_ranks);
     let mut model = ShardedModule::new(model, config, group)?;
     if group.rank() == 0 && !model.collectives_in_place() {
@@ -146,12 +148,19 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
         let keep = Keep::last(KEPT_CHECKPOINTS);
         (plan, Checkpoints::new(&plan.dir, group).with_keep(keep))
     });
+    // Half of all gradients would be 0 in f16.
+    let is_f16 = run
+        .mixed_precision
+        .is_some_and(|mixed| [mixed.param, mixed.reduce].contains(&Precision::F16));
+    let mut scaler = is_f16.then(|| GradScaler::new(GradScalerConfig::new()));
     let mut first_step = 0;
     if let Some((plan, checkpoints)) = &checkpoints
         && plan.start == Start::Resumed
     {
         let loaded = checkpoints.load(model, &mut optim)?;
         model = loaded.model;
+        scaler =
+            scaler.map(|new| serde_json::from_value(loaded.user["scaler"].clone()).unwrap_or(new));
         first_step = usize::try_from(loaded.step)
             .unwrap_or(run.steps)
             .min(run.steps);
@@ -178,7 +187,11 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
             let batch = batches.next_batch();
             let (input, targets) = batch.to_device(device);
             let found = model.forward(&input, &targets);
-            let gradients = (found.total() / micro_batches).backward();
+            let loss = found.total() / micro_batches;
+            let gradients = match &scaler {
+                Some(scaler) => scaler.scale(loss).backward(),
+                None => loss.backward(),
+            };
             sums[0] += scalar(found.masked_lm) / micro_batches;
             sums[1] += found.next_sentence.map_or(0.0, scalar) / micro_batches;
             sums[2] += batch.tokens() as f64;
@@ -191,7 +204,13 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
             }
         }
         let gradients = GradientsParams::from_grads(backward(&model), &model);
-        model = optim.step(run.lr_at(step), model, gradients);
+        let lr = run.lr_at(step);
+        model = match &mut scaler {
+            Some(scaler) => scaler
+                .step(&mut optim, lr, model, gradients)
+                .map_err(|failed| failed.error)?,
+            None => optim.step(lr, model, gradients),
+        };
 
         let [masked_lm, next_sentence, tokens] = sums;
         let stopping = f64::from(u8::from(job.stop.signal().is_some()));
@@ -237,7 +256,11 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
             let is_due = every.is_some_and(|every| made.is_multiple_of(every));
             if is_due || made == run.steps || stopping > 0.0 {
                 publish(&mut pending)?;
-                let data = json!({ "seed": run.seed, "micro_batch": run.micro_batch });
+                let data = json!({
+                    "seed": run.seed,
+                    "micro_batch": run.micro_batch,
+                    "scaler": scaler,
+                });
                 pending = Some(checkpoints.begin_save(made as u64, &model, &optim, &data)?);
             }
         }
@@ -247,6 +270,13 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
         }
     }
     publish(&mut pending)?;
+    if let (0, Some(scaler)) = (group.rank(), &scaler) {
+        line(format_args!(
+            "loss scale {}, {} steps left out because a gradient was not finite",
+            scaler.loss_scale(),
+            scaler.skipped_steps()
+        ));
+    }
     let steps = first_step + losses.len();
     let memory = model.memory();
     let received_bytes = (group.traffic() - traffic).total_bytes();
@@ -257,6 +287,12 @@ fn train(job: &Job<'_>, group: &ProcessGroup) -> Result<RankReport, Error> {
         false => run.held_out(&job.dataset),
     };
     let guesses = held_out.map(|batch| guess(&model.valid(), &batch, device));
+    if let Some(dir) = &run.export {
+        let plain = model.unsharded();
+        if group.rank() == 0 {
+            weights::export(&plain, &run.config, dir)?;
+        }
+    }
     Ok(RankReport {
         guesses,
         losses,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn_shard_checkpoint::{Checkpoint, DTypePolicy, Renames, Resolution, TensorName, Wanted};
 
-use super::save::owned;
 use super::{Loaded, State, stored_type};
 use crate::module::bind::ids;
 use crate::module::buffers::{self, Buffer};
@@ -118,11 +117,7 @@ impl Source<'_> {
             let pool = &engine.context.pool;
             let mut flat = pool.zeros(MemoryKind::Parameters, spec.stored_len() * size);
             for (member, &index) in spec.members.iter().enumerate() {
-                let range = if spec.shards_parameters() {
-                    owned(engine, index)
-                } else {
-                    0..plan.params[index].numel()
-                };
+                let range = engine.stored(index);
                 let (offset, _) = spec.stored_slot(member);
                 let out = &mut flat.bytes_mut()[offset * size..][..range.len() * size];
                 let name = TensorName::parameter(plan.params[index].path.clone());
@@ -152,11 +147,7 @@ impl Source<'_> {
             };
             let mut tensors = Vec::new();
             for role in &scalars.roles {
-                let range = if plan.group_of(index).strategy.shards_optimizer() {
-                    owned(engine, index)
-                } else {
-                    0..spec.numel()
-                };
+                let range = engine.stepped(index);
                 let mut bytes = vec![0; range.len() * spec.dtype.size_bytes()];
                 let name = TensorName::state(spec.path.clone(), role.clone());
                 let wanted = (stored_type(spec.dtype), DTypePolicy::Strict);

@@ -70,23 +70,12 @@ impl<M: Module> Save<'_, M> {
         }
         let mut parts = parameters(engine, self.model);
         for (index, spec) in engine.plan().params.iter().enumerate() {
-            let owned = owned(engine, index);
-            for (role, data) in self.optimizer.state_of(&spec.path).tensors {
-                let name = TensorName::state(spec.path.clone(), role);
-                let size = data.dtype().size();
-                let part = if data.num_elements() == owned.len() {
-                    0..owned.len()
-                } else {
-                    // Every rank has all of it.
-                    owned.clone()
-                };
-                let bytes = data.bytes()[part.start * size..part.end * size].to_vec();
-                let dtype = super::buffers::stored_type(data.dtype());
+            for (role, dtype, bytes) in self.optimizer.own_state(engine, index) {
                 parts.push(TensorPart::ranges(
-                    name,
-                    dtype,
+                    TensorName::state(spec.path.clone(), role),
+                    super::buffers::stored_type(dtype),
                     &spec.shape,
-                    vec![owned.clone()],
+                    vec![engine.owned(index)],
                     bytes,
                 ));
             }
@@ -99,20 +88,13 @@ impl<M: Module> Save<'_, M> {
     }
 }
 
-/// The elements of a parameter that this rank writes and keeps the state of.
-pub(super) fn owned(engine: &Engine, index: usize) -> std::ops::Range<usize> {
-    let plan = engine.plan();
-    let place = plan.place[index];
-    plan.groups[place.group].layout.members[place.member].owned(engine.shard_rank())
-}
-
 /// This rank's elements of each parameter, one flat buffer at a time.
 fn parameters<M: Module>(engine: &Engine, model: &ShardedModule<M>) -> Vec<TensorPart<'static>> {
     let stored = crate::module::bind::stored(engine, model.inner());
     let plan = engine.plan();
     let part = |(index, tensor): (usize, crate::storage::flat::FlatTensor)| {
         let spec = &plan.params[index];
-        let owned = owned(engine, index);
+        let owned = engine.owned(index);
         let tensor = tensor.into_host();
         let size = spec.dtype.size_bytes();
         let from = if plan.group_of(index).shards_parameters() {

@@ -201,7 +201,7 @@ fn pack_group(engine: &Engine, group: usize, detached: &[Detached]) -> Flat {
         let part = if found == (numel, spec.dtype) {
             0..numel
         } else if found == (layout.numel, spec.dtype) {
-            layout.owned(engine.shard_rank())
+            engine.owned(index)
         } else {
             panic!(
                 "rank {}: parameter `{}` has {} elements of {} now, and its module was wrapped with {} of {} \

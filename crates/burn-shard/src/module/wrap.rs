@@ -175,18 +175,13 @@ impl Distribute<'_> {
         let engine = self.engine;
         let place = engine.plan().place[index];
         let group = &engine.plan().groups[place.group];
-        let member = &group.layout.members[place.member];
         let size = group.dtype.size_bytes();
         let flat = self.flats[place.group].get_or_insert_with(|| {
             let bytes = group.stored_len() * size;
             engine.context.pool.zeros(MemoryKind::Parameters, bytes)
         });
         let (offset, _) = group.stored_slot(place.member);
-        let part = if group.shards_parameters() {
-            member.owned(engine.shard_rank())
-        } else {
-            0..member.numel
-        };
+        let part = engine.stored(index);
         let part = &full.as_bytes()[part.start * size..part.end * size];
         flat.bytes_mut()[offset * size..offset * size + part.len()].copy_from_slice(part);
     }

@@ -141,7 +141,7 @@ impl GradientNorm {
     ) -> Result<f64, Error> {
         let plan = engine.plan();
         let spec = plan.group_of(index);
-        let owned = spec.layout.members[plan.place[index].member].owned(engine.shard_rank());
+        let owned = engine.owned(index);
         let part = if spec.strategy.shards_gradients() {
             0..owned.len()
         } else {

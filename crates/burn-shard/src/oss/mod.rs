@@ -5,6 +5,7 @@ mod config;
 #[cfg(feature = "cubecl")]
 mod device_step;
 mod host_step;
+mod record;
 mod restore;
 mod scaler;
 mod state;

@@ -26,6 +26,19 @@ use crate::storage::pool::Buffer;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OptimizerScalars(BTreeMap<String, ParamScalars>);
 
+impl OptimizerScalars {
+    /// Takes what `other` knows of parameters of which this has nothing: a rank that owns nothing of a parameter
+    /// knows no names.
+    pub(super) fn merge(&mut self, other: Self) {
+        for (path, scalars) in other.0 {
+            let own = self.0.entry(path).or_insert_with(|| scalars.clone());
+            if own.roles.is_empty() {
+                *own = scalars;
+            }
+        }
+    }
+}
+
 /// What the state of one parameter is beside its tensors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ParamScalars {
@@ -34,6 +47,24 @@ pub(crate) struct ParamScalars {
     /// Names of the tensors.
     pub(crate) roles: Vec<String>,
     scalars: BTreeMap<String, ScalarValue>,
+}
+
+impl ParamScalars {
+    pub(super) fn new(time: usize, roles: Vec<String>, scalars: BTreeMap<String, Scalar>) -> Self {
+        let scalars = scalars.into_iter().map(|(name, s)| (name, s.into()));
+        Self {
+            time,
+            roles,
+            scalars: scalars.collect(),
+        }
+    }
+
+    /// By Burn's names.
+    pub(super) fn scalars(&self) -> impl Iterator<Item = (&str, Scalar)> {
+        self.scalars
+            .iter()
+            .map(|(name, &value)| (name.as_str(), value.into()))
+    }
 }
 
 /// A [`Scalar`] that serde knows.
@@ -89,15 +120,7 @@ impl Oss {
         let stepped = stepped.filter(|(_, param)| param.time > 0);
         let scalars = stepped.map(|(spec, param)| {
             let (roles, sink) = state.roles(&spec.path);
-            let scalars = ParamScalars {
-                time: param.time,
-                roles,
-                scalars: sink
-                    .scalars
-                    .into_iter()
-                    .map(|(name, s)| (name, s.into()))
-                    .collect(),
-            };
+            let scalars = ParamScalars::new(param.time, roles, sink.scalars.into_iter().collect());
             (spec.path.clone(), scalars)
         });
         OptimizerScalars(scalars.collect())
@@ -188,8 +211,8 @@ fn stock(
     (tensors, dtype): (impl Iterator<Item = LoadedTensor>, DType),
     state: &mut ParamState,
 ) -> Option<()> {
-    let named = scalars.scalars.iter();
-    let mut source = StateSource::new(named.map(|(name, &s)| (name.clone(), s.into())).collect());
+    let named = scalars.scalars();
+    let mut source = StateSource::new(named.map(|(name, s)| (name.to_owned(), s)).collect());
     let mut empty = true;
     for (name, bytes) in tensors {
         empty &= bytes.is_empty();

@@ -255,7 +255,7 @@ pub(super) fn elements(engine: &Engine, index: usize) -> Range<usize> {
     let group = &engine.plan().groups[group];
     let member = &group.layout.members[member];
     if group.strategy.shards_optimizer() {
-        member.shard_offset..member.shard_offset + member.owned(engine.shard_rank()).len()
+        member.shard_offset..member.shard_offset + engine.owned(index).len()
     } else {
         member.full_offset..member.full_offset + member.numel
     }

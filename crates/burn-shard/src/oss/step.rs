@@ -131,11 +131,7 @@ impl Owned {
         let group = &engine.plan().groups[place.group];
         let member = &group.layout.members[place.member];
         let strategy = group.strategy;
-        let owned = if strategy.shards_optimizer() {
-            member.owned(engine.shard_rank())
-        } else {
-            0..member.numel
-        };
+        let owned = engine.stepped(index);
         let len = owned.len();
         let start = if group.shards_parameters() {
             member.shard_offset

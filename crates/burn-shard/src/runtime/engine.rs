@@ -4,6 +4,7 @@
 //! Only the rank's own thread uses it.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
@@ -18,7 +19,7 @@ use super::pass::{GradientSync, Pass, PassId, PassToken};
 use super::reduce::{Backward, Reducer};
 use super::schedule::Schedule;
 use super::unshard::{ReadAs, Unsharder, Value};
-use crate::plan::Plan;
+use crate::plan::{Place, Plan};
 use crate::storage::flat::{FlatBackend, FlatTensor, Memory};
 use crate::storage::ledger::MemoryKind;
 use crate::{Error, ShardConfig};
@@ -84,6 +85,31 @@ impl Engine {
     /// The number of this rank among those that share one copy.
     pub(crate) fn shard_rank(&self) -> usize {
         self.context.shard_rank()
+    }
+
+    /// The elements of a parameter that this rank owns: its shard without padding, where anything of it is
+    /// sharded, and what this rank writes into a checkpoint.
+    pub(crate) fn owned(&self, index: usize) -> Range<usize> {
+        let Place { group, member } = self.plan().place[index];
+        self.plan().groups[group].layout.members[member].owned(self.shard_rank())
+    }
+
+    /// The elements of a parameter that this rank stores.
+    pub(crate) fn stored(&self, index: usize) -> Range<usize> {
+        if self.plan().group_of(index).shards_parameters() {
+            self.owned(index)
+        } else {
+            0..self.plan().params[index].numel()
+        }
+    }
+
+    /// The elements of a parameter that this rank steps, and whose optimizer state it keeps.
+    pub(crate) fn stepped(&self, index: usize) -> Range<usize> {
+        if self.plan().group_of(index).strategy.shards_optimizer() {
+            self.owned(index)
+        } else {
+            0..self.plan().params[index].numel()
+        }
     }
 
     /// The instance that newly mapped modules belong to.

@@ -184,6 +184,14 @@ impl WordPieces {
         ))
     }
 
+    /// The text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The tokenizer cannot be written down.
+    pub fn to_json(&self) -> Result<String, Error> {
+        self.tokenizer.to_string(true).map_err(Error::Describe)
+    }
+
     /// The ids that matter.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary

@@ -3,6 +3,7 @@
 use burn::nn::Linear;
 use burn::prelude::*;
 use burn::tensor::activation::gelu;
+use burn_shard_recompute::{Random, checkpoint_with};
 
 use super::attention::{Attention, Projection, padding_bias};
 use super::{Input, dense};
@@ -49,6 +50,8 @@ impl Layer {
 pub struct Encoder {
     /// From input to output.
     pub layer: Vec<Layer>,
+    activation_checkpointing: bool,
+    dropout: f64,
 }
 
 impl Encoder {
@@ -57,14 +60,30 @@ impl Encoder {
             layer: (0..config.layers)
                 .map(|_| Layer::new(config, device))
                 .collect(),
+            activation_checkpointing: config.activation_checkpointing,
+            dropout: config.dropout,
         }
     }
 
     pub(super) fn forward(&self, hidden: Tensor<3>, input: &Input) -> Tensor<3> {
         let bias = padding_bias(input.padding.clone(), &hidden);
-        self.layer
-            .iter()
-            .fold(hidden, |hidden, layer| layer.forward(hidden, bias.clone()))
+        self.layer.iter().fold(hidden, |hidden, layer| {
+            self.run(layer, hidden, bias.clone())
+        })
+    }
+
+    fn run(&self, layer: &Layer, hidden: Tensor<3>, bias: Tensor<4>) -> Tensor<3> {
+        if !self.activation_checkpointing {
+            return layer.forward(hidden, bias);
+        }
+        // Without dropout a layer draws nothing that would have to be drawn again.
+        let random = match self.dropout > 0.0 {
+            true => Random::Replay,
+            false => Random::Ignore,
+        };
+        checkpoint_with(random, layer, (hidden, bias), |layer, (hidden, bias)| {
+            layer.forward(hidden, bias)
+        })
     }
 
     /// The input and every layer's output.

@@ -4,6 +4,7 @@ use burn::module::{Initializer, Param};
 use burn::nn::{Embedding, LayerNorm, Linear};
 use burn::prelude::*;
 use burn::tensor::activation::{gelu, log_softmax};
+use burn::tensor::{DType, FloatDType};
 
 use super::{Targets, dense, layer_norm};
 use crate::config::BertConfig;
@@ -136,8 +137,14 @@ impl Heads {
     }
 }
 
-/// Sum over rows of `-log softmax(logits)[label]`.
+/// Sum over rows of `-log softmax(logits)[label]`, in `f32` where the logits are of a 16-bit type: the loss has too
+/// many digits for one.
 fn cross_entropy_sum(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+    let logits = if matches!(logits.dtype(), DType::BF16 | DType::F16) {
+        logits.cast(FloatDType::F32)
+    } else {
+        logits
+    };
     log_softmax(logits, 1)
         .gather(1, labels.unsqueeze_dim(1))
         .sum()

@@ -19,8 +19,11 @@ const BESIDE: usize = 38;
 /// Prints measured memory beside the formulas, in as many columns as fit, and bars of what stays between
 /// steps.
 pub(super) fn table(run: &Run, numel: usize, ranks: &Ranks, reports: &[RankReport]) {
-    let parameter_bytes = numel * run.dtype.bytes();
-    let formula = |strategy| formula(strategy, parameter_bytes, run.world_size);
+    let sizes = Sizes {
+        stored: numel * run.dtype.bytes(),
+        computed: run.mixed_precision.map(|_| numel * run.precision.bytes()),
+    };
+    let formula = |strategy| formula(strategy, sizes, run.world_size);
     // On a narrow terminal: the largest of all ranks, this strategy, and none.
     let measured = reports.len().min(RANKS + 1);
     let is_wide = 19 + 10 * (measured + ShardingStrategy::ALL.len()) <= width();
@@ -65,6 +68,7 @@ pub(super) fn table(run: &Run, numel: usize, ranks: &Ranks, reports: &[RankRepor
             MemoryKind::Parameters => ("parameters", &[PARAMETERS]),
             MemoryKind::Gradients => ("gradients", &[GRADIENTS]),
             MemoryKind::OptimizerState => ("optimizer state", &[OPTIMIZER]),
+            MemoryKind::Unsharded if sizes.computed.is_some() => ("unsharded", &[UNSHARDED]),
             MemoryKind::Unsharded => ("unsharded", &[]),
             MemoryKind::Staging => ("staging", &[]),
         };
@@ -73,7 +77,7 @@ pub(super) fn table(run: &Run, numel: usize, ranks: &Ranks, reports: &[RankRepor
     row(
         "together",
         &|report| report.total_peak_bytes,
-        &[PARAMETERS, GRADIENTS, OPTIMIZER],
+        &[PARAMETERS, GRADIENTS, OPTIMIZER, UNSHARDED],
     );
     // Steps consume gradients.
     row("between steps", &RankReport::state_bytes, &BETWEEN_STEPS);
@@ -98,7 +102,7 @@ pub(super) fn table(run: &Run, numel: usize, ranks: &Ranks, reports: &[RankRepor
 }
 
 /// The last two bars are formulas: of this strategy, and of plain data parallel.
-fn bars(run: &Run, reports: &[RankReport], formula: &dyn Fn(ShardingStrategy) -> [usize; 3]) {
+fn bars(run: &Run, reports: &[RankReport], formula: &dyn Fn(ShardingStrategy) -> [usize; 4]) {
     let between_steps = |strategy| {
         BETWEEN_STEPS
             .map(|part| formula(strategy)[part])
@@ -141,17 +145,31 @@ enum Measured {
 const PARAMETERS: usize = 0;
 const GRADIENTS: usize = 1;
 const OPTIMIZER: usize = 2;
+const UNSHARDED: usize = 3;
 const BETWEEN_STEPS: [usize; 2] = [PARAMETERS, OPTIMIZER];
 
-/// Bytes of parameters, gradients and the two moments of Adam on a rank.
-fn formula(strategy: ShardingStrategy, parameter_bytes: usize, world_size: usize) -> [usize; 3] {
-    let part = parameter_bytes.div_ceil(world_size);
-    let full = parameter_bytes;
+/// Bytes of all parameters.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// As they are stored.
+    stored: usize,
+    /// As the model computes with them, if that is another type.
+    computed: Option<usize>,
+}
+
+/// Bytes of parameters, gradients and the two moments of Adam on a rank, and of parameters in the type of
+/// computation. What ZeRO-3 gathers for a moment is not counted.
+fn formula(strategy: ShardingStrategy, sizes: Sizes, world_size: usize) -> [usize; 4] {
+    let full = sizes.stored;
+    let part = full.div_ceil(world_size);
+    let computed = sizes.computed.unwrap_or(0);
+    // Master weights are sharded.
+    let stored = if sizes.computed.is_some() { part } else { full };
     match strategy {
-        ShardingStrategy::Replicated => [full, full, 2 * full],
-        ShardingStrategy::OptimizerState => [full, full, 2 * part],
-        ShardingStrategy::Gradients => [full, part, 2 * part],
-        ShardingStrategy::Full => [part, part, 2 * part],
+        ShardingStrategy::Replicated => [full, full, 2 * full, computed],
+        ShardingStrategy::OptimizerState => [stored, full, 2 * part, computed],
+        ShardingStrategy::Gradients => [stored, part, 2 * part, computed],
+        ShardingStrategy::Full => [part, part, 2 * part, 0],
     }
 }
 
@@ -168,7 +186,11 @@ mod tests {
     #[test]
     fn the_rows_of_a_formula_add_up() {
         for strategy in ShardingStrategy::ALL {
-            let bytes: usize = formula(strategy, 4 * 1000, 4).iter().sum();
+            let sizes = Sizes {
+                stored: 4 * 1000,
+                computed: None,
+            };
+            let bytes: usize = formula(strategy, sizes, 4).iter().sum();
             assert_eq!(bytes, model_state_bytes(strategy, 1000, 4, 4));
         }
     }

@@ -1,11 +1,14 @@
-//! Reads a Hugging Face checkpoint into the model: `model.safetensors`, or the
-//! `model.safetensors.index.json` of one in several files.
+//! Reads a Hugging Face checkpoint into the model (`model.safetensors`, or the
+//! `model.safetensors.index.json` of one in several files), and writes one.
 //!
 //! `checkpoint` reads files and undoes what differs between them; here their tensors meet the
 //! model's. The encoder and the embeddings have to be there. Heads that a checkpoint lacks are drawn,
 //! as Hugging Face does it, and said.
 
 mod checkpoint;
+mod export;
+
+pub use export::{FILES, export, export_tokenizer};
 
 use std::collections::BTreeMap;
 use std::path::Path;
