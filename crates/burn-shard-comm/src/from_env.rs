@@ -8,6 +8,7 @@ use crate::{
     group::ProcessGroup,
     pairwise::Pairwise,
     placement::{Placement, PlacementError},
+    recording::Recording,
     rendezvous::Rendezvous,
     spawn::Local,
 };
@@ -26,6 +27,7 @@ impl ProcessGroup {
     /// | `BURN_SHARD_TOKEN` | shared secret of the job; needed beyond one host |
     /// | `BURN_SHARD_BIND` | address of this host to listen on, `0.0.0.0` for all; needed beyond one host |
     /// | `BURN_SHARD_TIMEOUT` | see [`ProcessGroup::deadline_from_env`] |
+    /// | `BURN_SHARD_FLIGHT_RECORDER` | a directory for each rank's last collectives, see [`flight`](crate::flight) |
     /// | `BURN_SHARD_ERROR_FILE` | set by `burn-shard launch`: where this rank records when its group failed or was left, so that the launcher can tell which rank failed first |
     ///
     /// # Errors
@@ -58,7 +60,8 @@ impl ProcessGroup {
             rendezvous = rendezvous.bind(address);
         }
         let transport = rendezvous.tcp().inspect_err(|_| record(Ending::Failed))?;
-        Ok(Self::new(Arc::new(Pairwise::new(transport, deadline))))
+        let communicator = Arc::new(Pairwise::new(transport, deadline));
+        Ok(Self::new(Recording::flight_from_env(communicator)))
     }
 
     /// Runs `f` once per rank that this process is to run, and returns the results in rank order: in a job that

@@ -38,7 +38,7 @@
 //! collectives ([`Work`]). [`ProcessGroup`] wraps one and adds collectives on plain slices. [`Local`]
 //! starts ranks as threads, the reference backend. [`Pairwise`] makes a communicator of anything that
 //! moves bytes between processes ([`Transport`]). [`Recording`] wraps a communicator to count, delay or
-//! fail its calls. The suite that every backend has to pass is the module `conformance`,
+//! fail its calls, or to keep the last ones for the [`flight`] recorder. The suite that every backend has to pass is the module `conformance`,
 //! behind the feature of that name.
 //!
 //! Ranks that are processes: [`ProcessGroup::from_env`] joins the group that a launcher started. Its parts
@@ -83,6 +83,7 @@ mod deadline;
 mod dtype;
 mod ending;
 mod error;
+pub mod flight;
 mod from_env;
 mod group;
 mod hub;

@@ -1,8 +1,10 @@
-//! A communicator around another: notes every call, delays it, fails one of them.
+//! A communicator around another: notes every call, or the last ones for the flight recorder; delays calls, fails
+//! one of them.
 //!
-//! For tests and traces. Nothing here changes a result.
+//! Nothing here changes a result.
 
 use std::{
+    path::PathBuf,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -14,6 +16,7 @@ use crate::{
     call::{Call, Caller},
     communicator::{Collective, Communicator, ReduceOp, Work},
     error::Error,
+    flight::{Flight, InFlight},
     segments::{SegmentLayout, Segments, SegmentsMut},
     split::Members,
     traffic::Traffic,
@@ -48,7 +51,10 @@ pub struct Recording {
     delays: Option<Arc<Delays>>,
     link: Option<Arc<Link>>,
     fail_call: Option<u64>,
-    calls: Arc<Mutex<Vec<Call>>>,
+    /// `None` in a flight recorder, which keeps the last ones only.
+    calls: Option<Arc<Mutex<Vec<Call>>>>,
+    /// And which of its groups this is.
+    flight: Option<(Arc<Flight>, usize)>,
 }
 
 impl Recording {
@@ -60,8 +66,37 @@ impl Recording {
             delays: None,
             link: None,
             fail_call: None,
-            calls: Arc::default(),
+            calls: Some(Arc::default()),
+            flight: None,
         }
+    }
+
+    /// Keeps the last 1,000 collectives of a rank, sub-groups included, and writes them into a directory when the group
+    /// fails or is left, if `BURN_SHARD_FLIGHT_RECORDER` names one; otherwise `inner` as it is.
+    ///
+    /// Communicators that come from the environment, and ranks that are threads, are wrapped already. Of NCCL
+    /// the announcements are noted: that a rank has started a collective, not that it has its result.
+    #[must_use]
+    pub fn flight_from_env(inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
+        match Flight::from_env(&inner.members()) {
+            Some(flight) => Arc::new(Self::flight(inner, flight)),
+            None => inner,
+        }
+    }
+
+    /// Keeps the last 1,000 collectives of a rank, sub-groups included, and writes them into `directory` when the group
+    /// fails or is left. [`flight`](crate::flight) reads the files.
+    #[must_use]
+    pub fn flight_recorder(inner: Arc<dyn Communicator>, directory: impl Into<PathBuf>) -> Self {
+        let flight = Flight::new(directory.into(), &inner.members());
+        Self::flight(inner, flight)
+    }
+
+    fn flight(inner: Arc<dyn Communicator>, flight: Flight) -> Self {
+        let mut recording = Self::new(inner);
+        recording.calls = None;
+        recording.flight = Some((Arc::new(flight), 0));
+        recording
     }
 
     /// Sleeps before each call and each wait, for a random time up to `longest`.
@@ -105,42 +140,45 @@ impl Recording {
     /// What this rank has called, in order; refused calls are left out, failed ones are not.
     #[must_use]
     pub fn calls(&self) -> Vec<Call> {
-        self.calls.lock().clone()
+        let calls = self.calls.as_ref();
+        calls.map(|calls| calls.lock().clone()).unwrap_or_default()
     }
 
     /// How many calls of one kind there were.
     #[must_use]
     pub fn count(&self, collective: Collective) -> usize {
-        self.calls
-            .lock()
-            .iter()
-            .filter(|call| call.collective == collective)
-            .count()
+        let is_it = |call: &&Call| call.collective == collective;
+        self.calls().iter().filter(is_it).count()
     }
 
     /// Forgets the calls so far; their numbers, for [`Recording::fail_call`], start again.
     pub fn clear(&self) {
-        self.calls.lock().clear();
+        if let Some(calls) = &self.calls {
+            calls.lock().clear();
+        }
     }
 
     fn caller(&self) -> Caller {
         Caller::devices(self.rank(), self.world_size())
     }
 
-    /// When the call is through, where there is a link.
-    fn note(&self, call: Call) -> Result<Option<Instant>, Error> {
+    fn note(&self, call: Call, input: Option<&dyn Segments>) -> Result<Noted, Error> {
         if let Some(delays) = &self.delays {
             delays.sleep();
         }
         let collective = call.collective;
         let bytes = || call.received_bytes(self.rank(), self.world_size());
         let through = self.link.as_ref().map(|link| link.carry(bytes()));
-        let number = {
-            let mut calls = self.calls.lock();
+        let flight = self.flight.as_ref();
+        let flight = flight.map(|(flight, group)| flight.begin(*group, &call.described(input)));
+        let number = self.calls.as_ref().map(|calls| {
+            let mut calls = calls.lock();
             calls.push(call);
             calls.len() as u64 - 1
-        };
-        if self.fail_call == Some(number) {
+        });
+        if let Some(number) = number
+            && self.fail_call == Some(number)
+        {
             let error = Error::Injected {
                 rank: self.rank(),
                 call: number,
@@ -149,19 +187,39 @@ impl Recording {
             self.inner.abort(&error.to_string());
             return Err(error);
         }
-        Ok(through)
+        Ok(Noted { through, flight })
     }
 
-    fn delayed(&self, work: Box<dyn Work>, through: Option<Instant>) -> Box<dyn Work> {
-        if self.delays.is_none() && through.is_none() {
-            return work;
+    /// The work of a call that was noted.
+    fn noted(
+        &self,
+        noted: Noted,
+        work: Result<Box<dyn Work>, Error>,
+    ) -> Result<Box<dyn Work>, Error> {
+        let Noted { through, flight } = noted;
+        match work {
+            Err(error) => {
+                if let Some(flight) = flight {
+                    flight.end(Err(&error));
+                }
+                Err(error)
+            }
+            Ok(work) if self.delays.is_none() && through.is_none() && flight.is_none() => Ok(work),
+            Ok(work) => Ok(Box::new(NotedWork {
+                work,
+                delays: self.delays.clone(),
+                through,
+                flight,
+            })),
         }
-        Box::new(Delayed {
-            work,
-            delays: self.delays.clone(),
-            through,
-        })
     }
+}
+
+/// What is known of a call that begins.
+struct Noted {
+    /// When it is through, where there is a link.
+    through: Option<Instant>,
+    flight: Option<InFlight>,
 }
 
 impl Communicator for Recording {
@@ -194,10 +252,9 @@ impl Communicator for Recording {
         input: Arc<dyn Segments>,
         numels: &[usize],
     ) -> Result<Box<dyn Work>, Error> {
-        let through = self.note(self.caller().all_gather(&*input, numels)?)?;
-        self.inner
-            .all_gather(input, numels)
-            .map(|work| self.delayed(work, through))
+        let call = self.caller().all_gather(&*input, numels)?;
+        let noted = self.note(call, Some(&*input))?;
+        self.noted(noted, self.inner.all_gather(input, numels))
     }
 
     fn reduce_scatter(
@@ -205,24 +262,17 @@ impl Communicator for Recording {
         input: Arc<dyn Segments>,
         op: ReduceOp,
     ) -> Result<Box<dyn Work>, Error> {
-        let through = self.note(self.caller().reduction(
-            Collective::ReduceScatter,
-            &*input,
-            op,
-        )?)?;
-        self.inner
-            .reduce_scatter(input, op)
-            .map(|work| self.delayed(work, through))
+        let collective = Collective::ReduceScatter;
+        let call = self.caller().reduction(collective, &*input, op)?;
+        let noted = self.note(call, Some(&*input))?;
+        self.noted(noted, self.inner.reduce_scatter(input, op))
     }
 
     fn all_reduce(&self, input: Arc<dyn Segments>, op: ReduceOp) -> Result<Box<dyn Work>, Error> {
-        let through = self.note(
-            self.caller()
-                .reduction(Collective::AllReduce, &*input, op)?,
-        )?;
-        self.inner
-            .all_reduce(input, op)
-            .map(|work| self.delayed(work, through))
+        let collective = Collective::AllReduce;
+        let call = self.caller().reduction(collective, &*input, op)?;
+        let noted = self.note(call, Some(&*input))?;
+        self.noted(noted, self.inner.all_reduce(input, op))
     }
 
     fn broadcast(
@@ -232,16 +282,15 @@ impl Communicator for Recording {
         root: usize,
     ) -> Result<Box<dyn Work>, Error> {
         let caller = self.caller();
-        let through = self.note(caller.broadcast(input.as_deref(), layout.clone(), root)?)?;
-        self.inner
-            .broadcast(input, layout, root)
-            .map(|work| self.delayed(work, through))
+        let call = caller.broadcast(input.as_deref(), layout.clone(), root)?;
+        let noted = self.note(call, input.as_deref())?;
+        self.noted(noted, self.inner.broadcast(input, layout, root))
     }
 
     fn barrier(&self) -> Result<(), Error> {
-        let through = self.note(Caller::barrier())?;
+        let Noted { through, flight } = self.note(Caller::barrier(), None)?;
         sleep_until(through);
-        self.inner.barrier()
+        ended(flight, self.inner.barrier())
     }
 
     /// Sub-groups are noted, delayed and failed together with this one.
@@ -250,23 +299,29 @@ impl Communicator for Recording {
         color: Option<usize>,
         key: usize,
     ) -> Result<Option<Arc<dyn Communicator>>, Error> {
-        let inner = self.inner.split(color, key)?;
+        let flight = self.flight.as_ref();
+        let began = flight.map(|(flight, group)| flight.begin(*group, &self.caller().split()));
+        let inner = ended(began, self.inner.split(color, key))?;
+        // A split is one for the ranks without a color, too.
+        let flight = flight.map(|(flight, group)| {
+            let members = inner.as_ref().map(|inner| inner.members());
+            (Arc::clone(flight), flight.split(*group, members.as_ref()))
+        });
         Ok(inner.map(|inner| {
             Arc::new(Self {
                 inner,
                 delays: self.delays.clone(),
                 link: self.link.clone(),
                 fail_call: self.fail_call,
-                calls: Arc::clone(&self.calls),
+                calls: self.calls.clone(),
+                flight,
             }) as _
         }))
     }
 
     fn announce(&self, call: Call) -> Result<Box<dyn Work>, Error> {
-        let through = self.note(call.clone())?;
-        self.inner
-            .announce(call)
-            .map(|work| self.delayed(work, through))
+        let noted = self.note(call.clone(), None)?;
+        self.noted(noted, self.inner.announce(call))
     }
 
     fn failure(&self) -> Option<Arc<Error>> {
@@ -274,6 +329,9 @@ impl Communicator for Recording {
     }
 
     fn abort(&self, reason: &str) {
+        if let Some((flight, _)) = &self.flight {
+            flight.fail(reason);
+        }
         self.inner.abort(reason);
     }
 
@@ -324,13 +382,15 @@ impl Link {
     }
 }
 
-struct Delayed {
+struct NotedWork {
     work: Box<dyn Work>,
     delays: Option<Arc<Delays>>,
     through: Option<Instant>,
+    /// Until it has ended.
+    flight: Option<InFlight>,
 }
 
-impl Delayed {
+impl NotedWork {
     fn sleep(&self) {
         if let Some(delays) = &self.delays {
             delays.sleep();
@@ -345,19 +405,40 @@ fn sleep_until(through: Option<Instant>) {
     }
 }
 
-impl Work for Delayed {
+/// Notes how a collective has ended.
+fn ended<T>(flight: Option<InFlight>, result: Result<T, Error>) -> Result<T, Error> {
+    if let Some(flight) = flight {
+        flight.end(result.as_ref().map(drop));
+    }
+    result
+}
+
+impl Work for NotedWork {
     fn is_ready(&self) -> bool {
         self.through.is_none_or(|through| through <= Instant::now()) && self.work.is_ready()
     }
 
     fn wait(&mut self) -> Result<(), Error> {
         self.sleep();
-        self.work.wait()
+        let result = self.work.wait();
+        ended(self.flight.take(), result)
     }
 
-    fn finish(self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
+    fn finish(mut self: Box<Self>, output: &mut dyn SegmentsMut) -> Result<(), Error> {
         self.sleep();
-        self.work.finish(output)
+        let flight = self.flight.take();
+        ended(flight, self.work.finish(output))
+    }
+}
+
+/// A rank that leaves may have heard of a failure that was not its own.
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if let Some((flight, _)) = &self.flight
+            && let Some(failure) = self.inner.failure()
+        {
+            flight.fail(&failure.to_string());
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{
     group::ProcessGroup,
     hub::Hub,
     local::{DEFAULT_DEADLINE, LocalCommunicator},
+    recording::Recording,
 };
 
 /// Most threads that the ranks of one process may have: what is more is a mistake, and is refused before
@@ -201,6 +202,7 @@ impl Local {
     }
 
     fn wrapped(&self, communicator: Arc<LocalCommunicator>) -> Arc<dyn Communicator> {
+        let communicator = Recording::flight_from_env(communicator);
         match &self.wrap {
             Some(wrap) => wrap(communicator),
             None => communicator,

@@ -477,7 +477,7 @@ fn a_key_that_nobody_sets_is_an_error_after_the_deadline() {
     );
     // The store is as usable as before.
     store.set("key", &[]).unwrap();
-    assert_eq!(store.get("key").unwrap(), []);
+    assert_eq!(store.get("key").unwrap(), Vec::<u8>::new());
 }
 
 #[test]

@@ -1,8 +1,16 @@
 //! The command line of `burn-shard`.
 #![allow(clippy::doc_markdown, reason = "the comments are what --help prints")]
 
-use std::{ffi::OsString, fs, net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    ffi::OsString,
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
+use burn_shard_comm::flight::{Dump, FlightReport};
 use burn_shard_launch::{LaunchError, Master, Nodes, Options, Restarts, launch};
 use burn_shard_nccl::doctor::{Finding, Report as Machine};
 use clap::{Args, Parser, Subcommand};
@@ -31,6 +39,15 @@ enum Command {
     /// Looks at checkpoints, verifies them, and writes them in other forms.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Says which rank of a failed job stopped where, and who waited for whom.
+    ///
+    /// Reads what ranks have written into the directory that `launch --flight-recorder`, or the variable
+    /// BURN_SHARD_FLIGHT_RECORDER, has named: each rank's last 1,000 collectives. Of a job that was started again, the
+    /// last attempt.
+    FlightRecorder {
+        /// The directory.
+        directory: PathBuf,
+    },
     /// Says what of this machine training needs is there, and what each lack means.
     ///
     /// Looks for the driver, its devices and whether they reach each other's memory, libdevice, NCCL, MPI, cores,
@@ -74,6 +91,10 @@ struct Launch {
     /// as many as before.
     #[arg(long, value_name = "RANKS")]
     min_ranks: Option<usize>,
+    /// Ranks write their last collectives there when their group fails or is left; `burn-shard flight-recorder`
+    /// compares them. Otherwise BURN_SHARD_FLIGHT_RECORDER.
+    #[arg(long, value_name = "DIR")]
+    flight_recorder: Option<PathBuf>,
     /// The program and its arguments.
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -84,6 +105,7 @@ pub(crate) fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Launch(arguments) => run_launch(arguments),
         Command::Checkpoint(command) => checkpoint_command::run(&command),
+        Command::FlightRecorder { directory } => run_flight_recorder(&directory),
         Command::Doctor => run_doctor(),
     }
 }
@@ -101,6 +123,19 @@ fn run_launch(arguments: Launch) -> ExitCode {
         Err(error) => {
             eprintln!("burn-shard launch: {error}");
             ExitCode::from(LaunchError::exit_code(&error))
+        }
+    }
+}
+
+fn run_flight_recorder(directory: &Path) -> ExitCode {
+    match Dump::read_all(directory) {
+        Ok(dumps) => {
+            let report = FlightReport::new(&dumps);
+            report::print("flight-recorder", &format!("{report}\n"))
+        }
+        Err(error) => {
+            eprintln!("burn-shard flight-recorder: {error}");
+            ExitCode::FAILURE
         }
     }
 }
@@ -131,6 +166,7 @@ impl Launch {
             max: self.max_restarts,
             min_ranks: self.min_ranks,
         };
+        options.flight_recorder = self.flight_recorder;
         options.token = match self.token_file {
             Some(file) => Some(token_from(&file)?),
             None => std::env::var_os("BURN_SHARD_TOKEN").filter(|token| !token.is_empty()),
@@ -142,7 +178,7 @@ impl Launch {
     }
 }
 
-fn token_from(file: &std::path::Path) -> Result<OsString, String> {
+fn token_from(file: &Path) -> Result<OsString, String> {
     use std::os::unix::{ffi::OsStringExt, fs::PermissionsExt};
 
     let name = file.display();

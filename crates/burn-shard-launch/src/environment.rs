@@ -40,6 +40,9 @@ const OF_OURS: [&str; 5] = [
     "BURN_SHARD_TOKEN",
 ];
 
+/// Where ranks write their last collectives.
+pub(crate) const FLIGHT_RECORDER: &str = "BURN_SHARD_FLIGHT_RECORDER";
+
 /// What is alike on all ranks of this host.
 pub(crate) struct Environment {
     pub(crate) master: Master,
@@ -110,6 +113,9 @@ impl Environment {
         }
         if let Some(bind) = &self.bind {
             variables.push(("BURN_SHARD_BIND", bind.clone()));
+        }
+        if let Some(directory) = &options.flight_recorder {
+            variables.push((FLIGHT_RECORDER, directory.into()));
         }
         if let Some(threads) = self.threads_per_rank {
             variables.push(("RAYON_NUM_THREADS", threads.to_string().into()));

@@ -1,11 +1,13 @@
 //! A job on this host, from its first start to its last end.
 
 use std::{
+    path::PathBuf,
     sync::{Arc, mpsc::channel},
     time::Instant,
 };
 
 use crate::{
+    environment::{FLIGHT_RECORDER, set},
     error::LaunchError,
     job::Job,
     options::{Options, reserve_files},
@@ -57,6 +59,12 @@ fn run(options: &Options, sink: Arc<Sink>, remarks: &Remarks) -> Result<Outcome,
         let begin = Instant::now();
         let outcome = Job::run(&options, attempt, (&sink, remarks), (&sender, &events))?;
         report(&outcome, remarks);
+        if let (Some(_), Some(directory)) = (&outcome.first_failure, flight_recorder(&options)) {
+            let directory = directory.display();
+            remarks.say(&format!(
+                "what each rank did last: burn-shard flight-recorder {directory}"
+            ));
+        }
         let Some(failure) = outcome.first_failure.as_ref().filter(|_| {
             // Whoever has ended the job wants no other.
             outcome.interruption.is_none() && attempt < options.restarts.max
@@ -75,6 +83,12 @@ fn run(options: &Options, sink: Arc<Sink>, remarks: &Remarks) -> Result<Outcome,
     };
     drop(signals);
     Ok(outcome)
+}
+
+/// Where ranks have written their last collectives.
+fn flight_recorder(options: &Options) -> Option<PathBuf> {
+    let inherited = || set(FLIGHT_RECORDER).map(PathBuf::from);
+    options.flight_recorder.clone().or_else(inherited)
 }
 
 fn report(outcome: &Outcome, remarks: &Remarks) {

@@ -4,6 +4,7 @@ use std::{
     ffi::{OsStr, OsString},
     fmt,
     net::IpAddr,
+    path::PathBuf,
     str::FromStr,
     time::Duration,
 };
@@ -47,6 +48,9 @@ pub struct Options {
     pub grace: Duration,
     /// Whether ranks are started again after a failure.
     pub restarts: Restarts,
+    /// Where ranks write their last collectives, handed on as `BURN_SHARD_FLIGHT_RECORDER`; `None`: what that says
+    /// already.
+    pub flight_recorder: Option<PathBuf>,
 }
 
 /// How often, and how many, ranks are started again after one of them has failed; `--max-restarts` and
@@ -109,6 +113,7 @@ impl Options {
             job_id: None,
             grace: Duration::from_secs(5),
             restarts: Restarts::default(),
+            flight_recorder: None,
         }
     }
 

@@ -12,6 +12,7 @@ mod rank_loop;
 
 use std::{
     fs,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -39,9 +40,13 @@ const FAULTS: [(&str, &str, i32); 5] = [
 
 /// A job of `ranks` ranks that exchange until something fails.
 fn job(ranks: usize, fault: &str, victim: usize) -> Job {
+    job_with("", ranks, fault, victim)
+}
+
+fn job_with(options: &str, ranks: usize, fault: &str, victim: usize) -> Job {
     let program = std::env::current_exe().unwrap();
     let program = [program.to_str().unwrap(), "--exact", TEST, "--nocapture"];
-    Job::of(&format!("-n {ranks} --grace 20"), &program)
+    Job::of(&format!("-n {ranks} --grace 20 {options}"), &program)
         .env(AS_RANK, fault)
         .env("RUST_BACKTRACE", "1")
         .env(VICTIM, &victim.to_string())
@@ -147,6 +152,43 @@ fn a_job_of_a_real_group_ends_when_a_rank_is_killed() {
         for line in out.lines().filter(|line| line.contains("failed: ")) {
             assert!(line.contains(&format!("rank {victim} is gone")), "{out}");
         }
+    }
+}
+
+/// A rank that ends its own process writes nothing, and the files of the others say what it was wanted for.
+#[test]
+fn the_flight_recorder_says_in_what_the_others_waited_for_a_rank_that_died() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let options = format!("--flight-recorder {path}");
+    for (fault, victim) in [("process-abort", 2), ("return", 0)] {
+        let output = job_with(&options, 3, fault, victim).run();
+        let err = text(&output.stderr);
+        let pointer = format!("burn-shard flight-recorder {path}");
+        assert!(err.contains(&pointer), "{err}");
+        let output = Command::new(env!("CARGO_BIN_EXE_burn-shard"))
+            .args(["flight-recorder", path])
+            .output()
+            .unwrap();
+        let report = text(&output.stdout);
+        assert!(output.status.success(), "{report}");
+        let who = if victim == 0 {
+            "all of them"
+        } else {
+            "all with a file"
+        };
+        let finished = format!("the last collective that {who} finished is number 49, all_reduce");
+        assert!(report.contains(&finished), "{report}");
+        let waited = match victim {
+            0 => "all ranks: ranks 1, 2 were in number 50, all_reduce f32 sum [1000], for ",
+            _ => "all ranks: ranks 0, 1 were in number 50, all_reduce f32 sum [1000], for ",
+        };
+        assert!(report.contains(waited), "{report}");
+        let victim_is = match fault {
+            "return" => "rank 0 had not started it: its last one was number 49",
+            _ => "rank 2 has no file: killed, ended by exit, or still running",
+        };
+        assert!(report.contains(victim_is), "{report}");
     }
 }
 

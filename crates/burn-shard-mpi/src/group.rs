@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn_shard_comm::{Pairwise, ProcessGroup};
+use burn_shard_comm::{Pairwise, ProcessGroup, Recording};
 
 use crate::{error::MpiError, transport::MpiTransport};
 
@@ -20,7 +20,6 @@ use crate::{error::MpiError, transport::MpiTransport};
 pub fn process_group() -> Result<ProcessGroup, MpiError> {
     let transport = MpiTransport::init()?;
     let deadline = transport.deadline();
-    Ok(ProcessGroup::new(Arc::new(Pairwise::new(
-        transport, deadline,
-    ))))
+    let communicator = Arc::new(Pairwise::new(transport, deadline));
+    Ok(ProcessGroup::new(Recording::flight_from_env(communicator)))
 }

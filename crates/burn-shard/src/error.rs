@@ -175,10 +175,11 @@ pub enum Error {
         rank: usize,
     },
 
-    /// Gradients that were accumulated without being reduced are left when the optimizer steps.
+    /// Gradients that were accumulated without being reduced are left when the optimizer steps, or a checkpoint is
+    /// saved, which would lose them.
     #[error(
         "rank {rank}: gradients of backward passes under `no_sync` have not been reduced (run the last \
-         backward before a step outside of it, or drop them with `discard_accumulated`)"
+         backward before a step or a save outside of it, or drop them with `discard_accumulated`)"
     )]
     Unreduced {
         /// This rank.

@@ -318,6 +318,32 @@ fn parameters_of_one_group_go_on_with_and_without_momentum() {
 }
 
 /// Steps go on between, in the buffers that were saved.
+/// A checkpoint has no place for them, and leaving them out would lose them.
+#[test]
+fn a_save_between_micro_batches_is_refused_and_changes_nothing() {
+    for strategy in ShardingStrategy::ALL {
+        let root = tempfile::tempdir().unwrap();
+        ProcessGroup::spawn(2, |group| {
+            let (model, mut oss) = wrapped(&group, small_groups(strategy), &AdamConfig::new());
+            let checkpoints = Checkpoints::new(root.path(), &group);
+            let backward = |model: &ShardedModule<OddNet>, i| {
+                let batch = Batch::new(group.rank(), i, strategy);
+                model.loss(&batch, &device()).backward()
+            };
+            {
+                let _no_sync = model.no_sync();
+                backward(&model, 0);
+            }
+            let refused = checkpoints.save(1, &model, &oss, &json!({})).unwrap_err();
+            assert!(matches!(refused, Error::Unreduced { .. }), "{refused}");
+            let gradients = GradientsParams::from_grads(backward(&model, 1), &model);
+            let model = oss.step(0.01, model, gradients);
+            checkpoints.save(1, &model, &oss, &json!({})).unwrap();
+        })
+        .unwrap();
+    }
+}
+
 #[test]
 fn a_save_in_the_background_is_of_the_step_at_which_it_began() {
     for strategy in ShardingStrategy::ALL {

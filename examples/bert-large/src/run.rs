@@ -89,6 +89,7 @@ fn goes_on(dir: &Path) -> bool {
     let count = std::env::var("BURN_SHARD_RESTART_COUNT");
     let is_again = count.is_ok_and(|count| count.parse::<usize>().is_ok_and(|count| count > 0));
     is_again
+        && dir.is_dir()
         && !matches!(
             Checkpoint::open(dir),
             Err(CheckpointError::NoCheckpoint { .. })

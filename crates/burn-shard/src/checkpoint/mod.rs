@@ -125,8 +125,8 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// Every rank has the same error: what any of them could not write ([`Error::Checkpoint`]), or a failure
-    /// of the communicator. Earlier checkpoints are untouched then, and training may go on.
+    /// Every rank has an error: what any of them could not write ([`Error::Checkpoint`]), [`Error::Unreduced`] between
+    /// micro-batches under `no_sync`, or a failure of the communicator. Earlier checkpoints are untouched then, and training may go on.
     pub fn save<M: Module>(
         &self,
         step: u64,
@@ -176,8 +176,8 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// Every rank has the same error: rank 0 cannot begin ([`Error::Checkpoint`]; another save is under way, for
-    /// one), or a failure of the communicator. What a rank cannot write is an error of
+    /// Every rank has an error: rank 0 cannot begin ([`Error::Checkpoint`]; another save is under way, for
+    /// one), [`Error::Unreduced`] between micro-batches under `no_sync`, or a failure of the communicator. What a rank cannot write is an error of
     /// [`PendingSave::finish`].
     pub fn begin_save<M: Module>(
         &self,

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::pending::{PendingSave, Publication, Writing, tell_from_rank_0};
 use super::{Checkpoints, State, stored_type};
+use crate::error::agreed;
 use crate::module::buffers::{self, Buffer};
 use crate::runtime::engine::Engine;
 use crate::{Error, Oss, ShardedModule};
@@ -24,6 +25,13 @@ impl<M: Module> Save<'_, M> {
         let Checkpoints {
             root, group, keep, ..
         } = self.checkpoints;
+        let rank = group.rank();
+        let saved = match self.model.engine().has_accumulated() {
+            // They are no part of a checkpoint.
+            true => Err(Error::Unreduced { rank }),
+            false => Ok(()),
+        };
+        agreed(group, saved)?;
         let (prepared, writer) = tell_from_rank_0(group, || {
             let writer = Writer::create(root, self.step)?;
             Ok((writer.prepared().clone(), writer))
@@ -33,7 +41,7 @@ impl<M: Module> Save<'_, M> {
             description: self.description(user),
             keep: *keep,
         });
-        let (rank, root, parts) = (group.rank(), root.clone(), self.parts());
+        let (root, parts) = (root.clone(), self.parts());
         let mut background = Background::new();
         let begun =
             background.begin(move || Writer::join(root, &prepared)?.write_rank(rank, parts));
