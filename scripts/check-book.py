@@ -38,7 +38,7 @@ class Page:
         self.prose: list[tuple[int, str]] = []
         # Number of the first line, language, text, and the next line that is not empty.
         self.blocks: list[tuple[int, str, str, str]] = []
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
         start = language = None
         for number, line in enumerate(lines, 1):
             if start is None and (fence := re.match(r"```(\S*)", line)):
@@ -120,7 +120,7 @@ def check_blocks(page: Page) -> None:
 
 def check_compiled(page: Page, line: int, language: str) -> None:
     name = page.path.relative_to(ROOT).as_posix()
-    if name not in (ROOT / "examples/small/src/lib.rs").read_text():
+    if name not in (ROOT / "examples/small/src/lib.rs").read_text(encoding="utf-8"):
         fault(page.path, line, "examples/small/src/lib.rs does not test this page")
     if "ignore" in language:
         fault(page.path, line, "a block that is not compiled")
@@ -135,7 +135,7 @@ def check_quotes(page: Page) -> None:
     sources = []
     for path in sorted(ROOT.glob("crates/*/src/**/*.rs")):
         # Strings that go on in the next line.
-        text = re.sub(r"\\\n\s*", "", path.read_text())
+        text = re.sub(r"\\\n\s*", "", path.read_text(encoding="utf-8"))
         sources.append(without_names(text.replace('\\"', '"')))
     source = "\n".join(sources)
     quotes = 0
@@ -155,7 +155,7 @@ class Html(html.parser.HTMLParser):
         super().__init__()
         self.links: list[str] = []
         self.anchors: set[str] = set()
-        self.feed(path.read_text())
+        self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
         for name, value in attrs:
