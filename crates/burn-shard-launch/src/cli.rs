@@ -17,6 +17,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     checkpoint_command::{self, CheckpointCommand},
+    estimate_command::{self, Estimate},
     report,
 };
 
@@ -39,6 +40,11 @@ enum Command {
     /// Looks at checkpoints, verifies them, and writes them in other forms.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Says what a model takes of memory and time on some GPUs, by formula, and which strategy to take.
+    ///
+    /// The formulas are those of docs/performance.md; nothing is measured. `Estimate` of the library counts a given
+    /// module exactly.
+    Estimate(Estimate),
     /// Says which rank of a failed job stopped where, and who waited for whom.
     ///
     /// Reads what ranks have written into the directory that `launch --flight-recorder`, or the variable
@@ -105,6 +111,7 @@ pub(crate) fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Launch(arguments) => run_launch(arguments),
         Command::Checkpoint(command) => checkpoint_command::run(&command),
+        Command::Estimate(options) => estimate_command::run(&options),
         Command::FlightRecorder { directory } => run_flight_recorder(&directory),
         Command::Doctor => run_doctor(),
     }

@@ -7,6 +7,10 @@ mod checkpoint_command;
 #[cfg(unix)]
 mod cli;
 #[cfg(unix)]
+mod estimate;
+#[cfg(unix)]
+mod estimate_command;
+#[cfg(unix)]
 mod report;
 
 #[cfg(unix)]
