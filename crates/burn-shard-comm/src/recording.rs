@@ -16,7 +16,7 @@ use crate::{
     call::{Call, Caller},
     communicator::{Collective, Communicator, ReduceOp, Work},
     error::Error,
-    flight::{Flight, InFlight},
+    flight::{Flight, InFlight, State},
     segments::{SegmentLayout, Segments, SegmentsMut},
     split::Members,
     traffic::Traffic,
@@ -163,6 +163,16 @@ impl Recording {
     }
 
     fn note(&self, call: Call, input: Option<&dyn Segments>) -> Result<Noted, Error> {
+        self.note_until(call, input, State::Finished)
+    }
+
+    /// `done`: what it is for the flight recorder once it has ended well.
+    fn note_until(
+        &self,
+        call: Call,
+        input: Option<&dyn Segments>,
+        done: State,
+    ) -> Result<Noted, Error> {
         if let Some(delays) = &self.delays {
             delays.sleep();
         }
@@ -170,7 +180,8 @@ impl Recording {
         let bytes = || call.received_bytes(self.rank(), self.world_size());
         let through = self.link.as_ref().map(|link| link.carry(bytes()));
         let flight = self.flight.as_ref();
-        let flight = flight.map(|(flight, group)| flight.begin(*group, &call.described(input)));
+        let flight =
+            flight.map(|(flight, group)| flight.begin(*group, &call.described(input), done));
         let number = self.calls.as_ref().map(|calls| {
             let mut calls = calls.lock();
             calls.push(call);
@@ -300,7 +311,8 @@ impl Communicator for Recording {
         key: usize,
     ) -> Result<Option<Arc<dyn Communicator>>, Error> {
         let flight = self.flight.as_ref();
-        let began = flight.map(|(flight, group)| flight.begin(*group, &self.caller().split()));
+        let began = flight
+            .map(|(flight, group)| flight.begin(*group, &self.caller().split(), State::Finished));
         let inner = ended(began, self.inner.split(color, key))?;
         // A split is one for the ranks without a color, too.
         let flight = flight.map(|(flight, group)| {
@@ -320,7 +332,8 @@ impl Communicator for Recording {
     }
 
     fn announce(&self, call: Call) -> Result<Box<dyn Work>, Error> {
-        let noted = self.note(call.clone(), None)?;
+        // What it announces is moved by other means, and may be under way for long.
+        let noted = self.note_until(call.clone(), None, State::Agreed)?;
         self.noted(noted, self.inner.announce(call))
     }
 
@@ -329,10 +342,11 @@ impl Communicator for Recording {
     }
 
     fn abort(&self, reason: &str) {
+        // The others hear of it before a file is written, which may take long.
+        self.inner.abort(reason);
         if let Some((flight, _)) = &self.flight {
             flight.fail(reason);
         }
-        self.inner.abort(reason);
     }
 
     fn traffic(&self) -> Traffic {

@@ -94,10 +94,10 @@ fn a_rank_that_stops_is_the_one_that_had_not_started_what_the_others_wait_for() 
         failed.lock().unwrap().send(()).unwrap();
         result
     });
-    let expected = "all ranks: ranks 0, 1 were in number 1, all_reduce f32 sum [5], for 1.";
+    let expected = "all ranks: ranks 0, 1 were in number 1, all_reduce f32 sum [5], for ";
     assert!(report.contains(expected), "{report}");
     let straggler = "\n    rank 2 had not started it: its last one was number 0, all_reduce f32 sum [4] \
-                     (finished), and started this one ";
+                     (finished), and it started this one after the failure";
     assert!(report.contains(straggler), "{report}");
 }
 
@@ -148,17 +148,121 @@ fn sub_groups_are_compared_among_their_own_ranks() {
 }
 
 #[test]
-fn only_the_last_thousand_are_kept() {
-    let (dumps, _) = report(2, LONG, |group| {
+fn only_the_last_thousand_of_each_group_are_kept() {
+    let (dumps, report) = report(2, LONG, |group| {
+        for _ in 0..3 {
+            sum(&group, 4).unwrap();
+        }
+        let own = group.split(Some(group.rank()), 0).unwrap().unwrap();
         for _ in 0..1200 {
-            sum(&group, 1).unwrap();
+            sum(&own, 1).unwrap();
         }
     });
     for dump in dumps {
-        assert_eq!((dump.forgotten, dump.entries.len()), (200, 1000));
-        assert_eq!(dump.entries[0].number, 200);
-        assert_eq!(dump.entries[999].number, 1199);
+        let of = |group| {
+            dump.entries
+                .iter()
+                .filter(move |entry| entry.group == group)
+        };
+        assert_eq!((of(0).count(), of(1).count()), (4, 1000));
+        assert_eq!(of(1).next().unwrap().number, 200);
+        assert_eq!(dump.groups[1].collectives, 1200);
     }
+    let expected =
+        "all ranks: the last collective that all of them finished is number 3, all_gather u64 [6]";
+    assert!(report.contains(expected), "{report}");
+}
+
+/// Hosts show different times.
+#[test]
+fn no_sentence_depends_on_the_clocks_of_two_ranks() {
+    let (mut dumps, report) = report(3, LONG, |group| {
+        sum(&group, 4)?;
+        match group.rank() {
+            2 => Ok(()),
+            _ => sum(&group, 5),
+        }
+    });
+    let facts = |report: &str| {
+        let lines = report.lines().filter(|line| !line.contains(" failed: "));
+        lines.map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    for entry in &mut dumps[1].entries {
+        entry.started_ns += 100_000_000_000;
+        entry.ended_ns = entry.ended_ns.map(|at| at + 100_000_000_000);
+    }
+    if let Some(failure) = &mut dumps[1].failure {
+        failure.at_ns += 100_000_000_000;
+    }
+    let skewed = FlightReport::new(&dumps).to_string();
+    assert_eq!(facts(&skewed), facts(&report));
+    assert!(skewed.contains("ranks 0, 1 were in number 1"), "{skewed}");
+}
+
+#[test]
+fn a_later_group_of_the_process_leaves_the_file_of_a_failure() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |ranks: usize, differs: bool| {
+        let to = directory.path().to_owned();
+        let ended = Local::new(ranks)
+            .deadline(LONG)
+            .wrap(move |inner| Arc::new(Recording::flight_recorder(inner, &to)))
+            .spawn(|group| sum(&group, if differs { 1 + group.rank() } else { 1 }).is_ok());
+        drop(ended);
+        FlightReport::new(&Dump::read_all(directory.path()).unwrap()).to_string()
+    };
+    let failed = run(2, true);
+    assert!(
+        failed.contains("ranks did different things as number 0"),
+        "{failed}"
+    );
+    assert_eq!(run(2, false), failed);
+}
+
+/// The files of ranks that a later job does not have would be taken for its own.
+#[test]
+fn a_job_of_fewer_ranks_removes_the_files_of_one_of_more() {
+    let directory = tempfile::tempdir().unwrap();
+    for ranks in [4, 2] {
+        let to = directory.path().to_owned();
+        let ended = Local::new(ranks)
+            .wrap(move |inner| Arc::new(Recording::flight_recorder(inner, &to)))
+            .spawn(|group| sum(&group, 1).unwrap());
+        ended.unwrap();
+        assert_eq!(Dump::read_all(directory.path()).unwrap().len(), ranks);
+    }
+}
+
+/// A disk that hangs holds up no other rank: they hear of an abort before anything is written.
+#[cfg(unix)]
+#[test]
+fn ranks_hear_of_an_abort_although_the_file_cannot_be_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let beside = format!("attempt-0-rank-00000.{}.tmp", std::process::id());
+    let pipe = directory.path().join(beside);
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let to = directory.path().to_owned();
+    let (heard, hears) = mpsc::channel();
+    let heard = std::sync::Mutex::new(heard);
+    let job = std::thread::spawn(move || {
+        Local::new(2)
+            .deadline(LONG)
+            .wrap(move |inner| Arc::new(Recording::flight_recorder(inner, &to)))
+            .spawn(|group| {
+                if group.rank() == 0 {
+                    // Waits for a reader of the pipe.
+                    return group.abort("enough");
+                }
+                let error = sum(&group, 1).unwrap_err();
+                heard.lock().unwrap().send(error.to_string()).unwrap();
+            })
+    });
+    let error = hears.recv_timeout(LONG).unwrap();
+    assert!(error.contains("enough"), "{error}");
+    // Lets the writer go.
+    drop(fs::read(&pipe));
+    job.join().unwrap().unwrap();
 }
 
 /// As a process that is stopped while it sends.
@@ -170,13 +274,18 @@ fn ranks_that_all_started_what_never_ended_are_said_to() {
             at_ns: dump.entries[0].started_ns + 3_000_000_000,
             text: "waited".to_owned(),
         });
-        dump.entries[0].state = State::Failed;
+        dump.entries[0].state = State::Started;
+        dump.entries[0].ended_ns = None;
     }
     let report = FlightReport::new(&dumps).to_string();
     let expected = "all ranks: no collective was finished by all of them\n\
                     all ranks: ranks 0, 1 were in number 0, all_reduce f32 sum [4], for 3.0 s\n    \
                     all of its ranks had started it: ";
     assert!(report.contains(expected), "{report}");
+    // Errors may quote anything.
+    dumps[0].failure.as_mut().unwrap().text = "\u{1b}[2Jgone".to_owned();
+    let report = FlightReport::new(&dumps).to_string();
+    assert!(report.contains("failed: \\u{1b}[2Jgone"), "{report}");
 }
 
 /// A collective that was given up, and one that was refused, are told from those that hang.
@@ -220,6 +329,8 @@ fn files_that_are_none_are_refused_by_name() {
     }
     for (from, to) in [
         ("\"version\":1", "\"version\":2"),
+        ("\"version\":1,\"rank\":0", "\"version\":2"),
+        ("\"world_size\":1", "\"world_size\":20000000000"),
         ("\"rank\":0", "\"rank\":7"),
         ("\"group\":0", "\"group\":9"),
     ] {
@@ -229,6 +340,27 @@ fn files_that_are_none_are_refused_by_name() {
         let error = refused(directory.path());
         assert!(matches!(error, DumpError::Content { .. }), "{error}");
     }
-    fs::write(&file, whole).unwrap();
+    fs::write(&file, &whole).unwrap();
     assert_eq!(Dump::read_all(directory.path()).unwrap().len(), 1);
+    let other = directory.path().join("attempt-0-rank-00001.json");
+    fs::write(&other, &whole).unwrap();
+    assert!(matches!(
+        refused(directory.path()),
+        DumpError::Content { .. }
+    ));
+    fs::rename(&other, directory.path().join("attempt-0-rank-0.json")).unwrap();
+    let twice = refused(directory.path()).to_string();
+    assert!(
+        twice.ends_with("two of its files are of one rank"),
+        "{twice}"
+    );
+    #[cfg(unix)]
+    {
+        // Nobody writes into it, and a link may lead to a device.
+        fs::remove_file(&file).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&file).status();
+        assert!(made.unwrap().success());
+        let error = refused(directory.path()).to_string();
+        assert!(error.ends_with("it is not a regular file"), "{error}");
+    }
 }

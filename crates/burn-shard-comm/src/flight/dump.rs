@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read as _,
     path::{Path, PathBuf},
 };
 
@@ -31,9 +32,7 @@ pub struct Dump {
     pub failure: Option<Failure>,
     /// The first is that of all ranks, the others were split.
     pub groups: Vec<FlightGroup>,
-    /// Collectives before `entries`.
-    pub forgotten: u64,
-    /// The last collectives, in the order in which they were started.
+    /// The last collectives of each group, in the order in which they were started.
     pub entries: Vec<Entry>,
 }
 
@@ -73,6 +72,8 @@ pub struct Entry {
     pub purpose: String,
     /// Which elements it is for, to be compared.
     pub label: u64,
+    /// A hash of the lengths of all segments, to be compared: `call` shows the first ones.
+    pub layout: u64,
     /// Nanoseconds since 1970.
     pub started_ns: u64,
     /// Nanoseconds since 1970, once it has ended.
@@ -89,12 +90,16 @@ pub enum State {
     Started,
     /// This rank has its result.
     Finished,
+    /// All ranks had started it; its end is known to what moves the data only (NCCL).
+    Agreed,
     /// This rank gave its result up.
     Dropped,
     /// An argument was refused.
     Refused,
-    /// The group failed.
+    /// The group failed meanwhile.
     Failed,
+    /// The group had failed before.
+    Late,
 }
 
 /// Why a file is none of the flight recorder.
@@ -116,14 +121,6 @@ pub enum DumpError {
         path: PathBuf,
         /// Why.
         source: serde_json::Error,
-    },
-    /// It is longer than any dump.
-    #[error("{}: not a file of the flight recorder: it has {bytes} bytes", path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-        /// Its length.
-        bytes: u64,
     },
     /// It contradicts itself or what this version knows.
     #[error("{}: not a file of this flight recorder: {what}", path.display())]
@@ -157,7 +154,6 @@ impl Dump {
             pid: std::process::id(),
             failure: None,
             groups: vec![root],
-            forgotten: 0,
             entries: Vec::new(),
         }
     }
@@ -166,10 +162,12 @@ impl Dump {
         format!("attempt-{}-rank-{:05}.json", self.attempt, self.rank)
     }
 
-    /// Removes this rank's files of this attempt and later ones.
+    /// Removes this rank's files of this attempt and later ones, and as rank 0 those of ranks that the job does not
+    /// have.
     pub(super) fn remove_older(&self, directory: &Path) {
         for (path, attempt, rank) in files(directory).into_iter().flatten() {
-            if rank == self.rank && attempt >= self.attempt {
+            let is_own = rank == self.rank || (self.rank == 0 && rank >= self.world_size);
+            if is_own && attempt >= self.attempt {
                 let removed = fs::remove_file(&path);
                 if let Err(error) = removed {
                     log::warn!("cannot remove {}: {error}", path.display());
@@ -209,26 +207,38 @@ impl Dump {
     ///
     /// See [`DumpError`].
     pub fn read(path: &Path) -> Result<Self, DumpError> {
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
         let failed = |source| DumpError::Read {
             path: path.into(),
             source,
         };
-        let bytes = fs::metadata(path).map_err(failed)?.len();
-        if bytes > MOST_BYTES {
-            return Err(DumpError::TooLong {
-                path: path.into(),
-                bytes,
-            });
-        }
-        let bytes = fs::read(path).map_err(failed)?;
-        let dump: Self = serde_json::from_slice(&bytes).map_err(|source| DumpError::Format {
-            path: path.into(),
-            source,
-        })?;
-        dump.check().map_err(|what| DumpError::Content {
+        let content = |what| DumpError::Content {
             path: path.into(),
             what,
-        })?;
+        };
+        // Not a pipe, which would be waited for, and not a link to a device.
+        if !fs::symlink_metadata(path).map_err(failed)?.is_file() {
+            return Err(content("it is not a regular file"));
+        }
+        let file = fs::File::open(path).map_err(failed)?;
+        let mut bytes = Vec::new();
+        let read = file.take(MOST_BYTES + 1).read_to_end(&mut bytes);
+        if read.map_err(failed)? as u64 > MOST_BYTES {
+            return Err(content("it is longer than any of them"));
+        }
+        let format = |source| DumpError::Format {
+            path: path.into(),
+            source,
+        };
+        let Version { version } = serde_json::from_slice(&bytes).map_err(format)?;
+        if version != VERSION {
+            return Err(content("it is of another version"));
+        }
+        let dump: Self = serde_json::from_slice(&bytes).map_err(format)?;
+        dump.check().map_err(content)?;
         Ok(dump)
     }
 
@@ -250,28 +260,42 @@ impl Dump {
         let files = files
             .into_iter()
             .filter(|&(_, attempt, _)| attempt == newest);
-        let dumps: Result<Vec<Self>, _> = files.map(|(path, ..)| Self::read(&path)).collect();
-        let mut dumps = dumps?;
+        let read = |(path, attempt, rank): (PathBuf, u64, usize)| {
+            let dump = Self::read(&path)?;
+            if (dump.attempt, dump.rank) != (attempt, rank) {
+                let what = "its name is that of another rank or attempt";
+                return Err(DumpError::Content { path, what });
+            }
+            Ok(dump)
+        };
+        let mut dumps = files.map(read).collect::<Result<Vec<Self>, _>>()?;
         dumps.sort_by_key(|dump| dump.rank);
-        let world_size = dumps[0].world_size;
-        if dumps.iter().any(|dump| dump.world_size != world_size) {
-            return Err(DumpError::Content {
-                path: directory.into(),
-                what: "its files are of jobs of different sizes",
-            });
+        let content = |what| DumpError::Content {
+            path: directory.into(),
+            what,
+        };
+        if dumps
+            .iter()
+            .any(|dump| dump.world_size != dumps[0].world_size)
+        {
+            return Err(content("its files are of jobs of different sizes"));
+        }
+        if dumps.windows(2).any(|pair| pair[0].rank == pair[1].rank) {
+            return Err(content("two of its files are of one rank"));
         }
         Ok(dumps)
     }
 
     fn check(&self) -> Result<(), &'static str> {
-        if self.version != VERSION {
-            return Err("it is of another version");
-        }
         if self.rank >= self.world_size {
             return Err("its rank is not below its world_size");
         }
+        let all = self.groups.first().map(|group| group.ranks.len());
+        if all.is_none_or(|all| all != self.world_size) {
+            return Err("its first group is not that of all ranks");
+        }
         let is_known = |entry: &Entry| entry.group < self.groups.len();
-        if self.groups.is_empty() || !self.entries.iter().all(is_known) {
+        if !self.entries.iter().all(is_known) {
             return Err("a collective is of a group that it does not have");
         }
         Ok(())
@@ -309,11 +333,19 @@ impl Entry {
             call: bare.to_string(),
             purpose: call.description.clone(),
             label: call.label,
+            layout: hash(&call.numels),
             started_ns: now_ns(),
             ended_ns: None,
             state: State::Started,
         }
     }
+}
+
+/// FNV-1a over numbers.
+fn hash(numels: &[usize]) -> u64 {
+    numels.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &numel| {
+        (hash ^ numel as u64).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 impl std::fmt::Display for Entry {

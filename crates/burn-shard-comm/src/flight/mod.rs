@@ -7,7 +7,7 @@ mod dump;
 mod report;
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     fs, io,
     path::PathBuf,
     sync::Arc,
@@ -25,21 +25,26 @@ pub use report::FlightReport;
 const VARIABLE: &str = "BURN_SHARD_FLIGHT_RECORDER";
 /// How often the launcher has started the ranks before.
 const RESTARTS: &str = "BURN_SHARD_RESTART_COUNT";
-/// Collectives that a rank keeps.
+/// Collectives that a rank keeps of each of its groups.
 const CAPACITY: usize = 1000;
 
-/// The last collectives of one rank, in all of its groups.
+/// Files in which this process has told of a failure: another group of it leaves them as they are.
+static FAILED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// The last collectives of one rank, in each of its groups.
 #[derive(Debug)]
 pub(crate) struct Flight {
     directory: PathBuf,
+    path: PathBuf,
     log: Mutex<Log>,
 }
 
 #[derive(Debug)]
 struct Log {
+    /// Without entries, until it is written.
     dump: Dump,
-    /// In the dump when it is written. The front one is the `dump.forgotten`-th of all.
-    entries: VecDeque<Entry>,
+    /// By group; the last one is the group's newest.
+    entries: Vec<VecDeque<Entry>>,
     is_written: bool,
 }
 
@@ -47,8 +52,10 @@ struct Log {
 #[derive(Debug)]
 pub(crate) struct InFlight {
     flight: Arc<Flight>,
-    /// Among all entries.
-    index: u64,
+    group: usize,
+    number: u64,
+    /// What it is once it has ended well.
+    done: State,
 }
 
 impl Flight {
@@ -62,13 +69,17 @@ impl Flight {
         let attempt = std::env::var(RESTARTS).ok();
         let attempt = attempt.and_then(|count| count.parse().ok());
         let dump = Dump::new(members, attempt.unwrap_or(0));
-        // Those of an earlier job would be taken for this one's, if this rank is killed.
-        dump.remove_older(&directory);
+        let path = directory.join(dump.file_name());
+        if !FAILED.lock().contains(&path) {
+            // Those of an earlier job would be taken for this one's, if this rank is killed.
+            dump.remove_older(&directory);
+        }
         Self {
             directory,
+            path,
             log: Mutex::new(Log {
                 dump,
-                entries: VecDeque::with_capacity(CAPACITY),
+                entries: vec![VecDeque::new()],
                 is_written: false,
             }),
         }
@@ -76,21 +87,26 @@ impl Flight {
 
     /// Adds a sub-group that was split from group `parent`, if this rank is in one; returns its number.
     pub(crate) fn split(&self, parent: usize, members: Option<&Members>) -> usize {
-        self.log.lock().dump.split(parent, members)
+        let mut log = self.log.lock();
+        let group = log.dump.split(parent, members);
+        log.entries.resize_with(group + 1, VecDeque::new);
+        group
     }
 
-    /// Notes a collective of a group that begins.
-    pub(crate) fn begin(self: &Arc<Self>, group: usize, call: &Call) -> InFlight {
+    /// Notes a collective of a group that begins, and is in state `done` once it has ended well.
+    pub(crate) fn begin(self: &Arc<Self>, group: usize, call: &Call, done: State) -> InFlight {
         let mut log = self.log.lock();
         let number = log.dump.count(group);
-        if log.entries.len() == CAPACITY {
-            log.entries.pop_front();
-            log.dump.forgotten += 1;
+        let entries = &mut log.entries[group];
+        if entries.len() == CAPACITY {
+            entries.pop_front();
         }
-        log.entries.push_back(Entry::new(group, number, call));
+        entries.push_back(Entry::new(group, number, call));
         InFlight {
             flight: Arc::clone(self),
-            index: log.dump.forgotten + log.entries.len() as u64 - 1,
+            group,
+            number,
+            done,
         }
     }
 
@@ -99,28 +115,41 @@ impl Flight {
         self.write(Some(reason));
     }
 
-    /// A failure to write is no reason for a rank to fail.
+    /// A failure to write is no reason for a rank to fail. Nothing is locked while it writes: a disk that hangs
+    /// stops this thread only.
     fn write(&self, failure: Option<&str>) {
-        let mut log = self.log.lock();
-        if log.is_written {
-            return;
+        let dump = {
+            let mut log = self.log.lock();
+            if std::mem::replace(&mut log.is_written, true) {
+                return;
+            }
+            log.dump.failure = failure.map(|text| Failure {
+                at_ns: now_ns(),
+                text: text.to_owned(),
+            });
+            let mut dump = log.dump.clone();
+            dump.entries = log.entries.iter().flatten().cloned().collect();
+            dump.entries.sort_by_key(|entry| entry.started_ns);
+            dump
+        };
+        {
+            let mut failed = FAILED.lock();
+            if failed.contains(&self.path) {
+                return;
+            }
+            if failure.is_some() {
+                failed.insert(self.path.clone());
+            }
         }
-        log.is_written = true;
-        log.dump.failure = failure.map(|text| Failure {
-            at_ns: now_ns(),
-            text: text.to_owned(),
-        });
-        log.dump.entries = log.entries.iter().cloned().collect();
-        let path = self.directory.join(log.dump.file_name());
-        match write(&path, &log.dump) {
+        let path = self.path.display();
+        match write(&self.path, &dump) {
             Ok(()) if failure.is_some() => log::error!(
-                "rank {}: its last collectives are in {} (burn-shard flight-recorder {} compares those of all ranks)",
-                log.dump.rank,
-                path.display(),
+                "rank {}: its last collectives are in {path} (burn-shard flight-recorder {} compares those of all ranks)",
+                dump.rank,
                 self.directory.display()
             ),
             Ok(()) => {}
-            Err(error) => log::warn!("cannot write {}: {error}", path.display()),
+            Err(error) => log::warn!("cannot write {path}: {error}"),
         }
     }
 }
@@ -137,10 +166,14 @@ impl InFlight {
     /// Notes how it ended; a failure is written down at once.
     pub(crate) fn end(self, result: Result<(), &Error>) {
         match result {
-            Ok(()) => self.set(State::Finished),
+            Ok(()) => self.set(self.done),
             Err(error) if error.is_refusal() => self.set(State::Refused),
             Err(error) => {
-                self.set(State::Failed);
+                self.set(if is_poisoned(error) {
+                    State::Late
+                } else {
+                    State::Failed
+                });
                 self.flight.fail(&error.to_string());
             }
         }
@@ -148,15 +181,25 @@ impl InFlight {
 
     fn set(&self, state: State) {
         let mut log = self.flight.log.lock();
-        let index = self.index.checked_sub(log.dump.forgotten);
-        let place = index.and_then(|index| usize::try_from(index).ok());
-        if let Some(entry) = place.and_then(|place| log.entries.get_mut(place))
+        let entries = &mut log.entries[self.group];
+        let entry = entries
+            .iter_mut()
+            .rfind(|entry| entry.number == self.number);
+        if let Some(entry) = entry
             && entry.state == State::Started
         {
             entry.state = state;
             entry.ended_ns = Some(now_ns());
         }
     }
+}
+
+/// Whether the group had failed before the collective began.
+fn is_poisoned(error: &Error) -> bool {
+    if let Error::SubGroup { error, .. } = error {
+        return is_poisoned(error);
+    }
+    matches!(error, Error::Poisoned { .. })
 }
 
 impl Drop for InFlight {

@@ -40,10 +40,48 @@ impl<'a> Same<'a> {
     }
 }
 
-/// A group and what the ranks with a file did in it, by rank and number.
+/// A group and what the ranks with a file did in it.
 struct Side<'a> {
     group: &'a FlightGroup,
-    ranks: BTreeMap<usize, BTreeMap<u64, &'a Entry>>,
+    ranks: BTreeMap<usize, Deeds<'a>>,
+}
+
+/// What one rank did in a group.
+struct Deeds<'a> {
+    /// By number; the last thousand.
+    entries: BTreeMap<u64, &'a Entry>,
+    /// When the rank knew of a failure, by its own clock.
+    failed_ns: Option<u64>,
+}
+
+impl Deeds<'_> {
+    /// The last collective of which the rank has the result.
+    fn finished(&self) -> Option<u64> {
+        let is_done = |entry: &&&Entry| matches!(entry.state, State::Finished | State::Agreed);
+        self.entries
+            .values()
+            .rfind(is_done)
+            .map(|entry| entry.number)
+    }
+
+    /// The first collective in which the rank was when its group failed.
+    fn open(&self) -> Option<&Entry> {
+        let is_open = |entry: &&&Entry| matches!(entry.state, State::Started | State::Failed);
+        self.entries.values().find(is_open).copied()
+    }
+
+    /// The last collective that was not started in a group that had failed.
+    fn last_in_time(&self) -> Option<&Entry> {
+        let is_in_time = |entry: &&&Entry| entry.state != State::Late;
+        self.entries.values().rfind(is_in_time).copied()
+    }
+
+    /// How long the rank was in a collective, in seconds of its own clock.
+    fn waited(&self, number: u64) -> Option<f64> {
+        let entry = self.entries.get(&number)?;
+        let until = entry.ended_ns.or(self.failed_ns)?;
+        Some(until.saturating_sub(entry.started_ns) as f64 / 1e9)
+    }
 }
 
 impl FlightReport {
@@ -83,19 +121,19 @@ impl FlightReport {
                     group,
                     ranks: BTreeMap::new(),
                 });
-                side.ranks.insert(dump.rank, BTreeMap::new());
+                let failed_ns = dump.failure.as_ref().map(|failure| failure.at_ns);
+                let entries = BTreeMap::new();
+                side.ranks.insert(dump.rank, Deeds { entries, failed_ns });
             }
             for entry in &dump.entries {
                 let side = groups.get_mut(&*dump.groups[entry.group].path);
-                if let Some(entries) = side.and_then(|side| side.ranks.get_mut(&dump.rank)) {
-                    entries.insert(entry.number, entry);
+                if let Some(deeds) = side.and_then(|side| side.ranks.get_mut(&dump.rank)) {
+                    deeds.entries.insert(entry.number, entry);
                 }
             }
         }
-        let failures = dumps.iter().filter_map(|dump| dump.failure.as_ref());
-        let failed_ns = failures.map(|failure| failure.at_ns).min();
         for side in groups.into_values() {
-            report.group(&side, failed_ns);
+            report.group(&side);
         }
         report
     }
@@ -106,8 +144,17 @@ impl FlightReport {
         &self.lines
     }
 
+    /// Adds a line. Texts of errors may come from anywhere: what would move the cursor is shown escaped.
     fn say(&mut self, line: impl fmt::Display) {
-        self.lines.push(line.to_string());
+        let mut shown = String::new();
+        for character in line.to_string().chars() {
+            if character.is_control() {
+                shown.extend(character.escape_default());
+            } else {
+                shown.push(character);
+            }
+        }
+        self.lines.push(shown);
     }
 
     fn failures(&mut self, dumps: &[Dump]) {
@@ -131,29 +178,33 @@ impl FlightReport {
         }
     }
 
-    fn group(&mut self, side: &Side<'_>, failed_ns: Option<u64>) {
+    fn group(&mut self, side: &Side<'_>) {
         let name = name(side.group);
-        if side.ranks.values().all(BTreeMap::is_empty) {
+        if side.ranks.values().all(|deeds| deeds.entries.is_empty()) {
             return;
         }
-        let finished = |entries: &BTreeMap<u64, &Entry>| {
-            let done = entries
-                .values()
-                .filter(|entry| entry.state == State::Finished);
-            done.map(|entry| entry.number).max()
-        };
         let who = match side.ranks.len() == side.group.ranks.len() {
             true => "all of them",
             false => "all with a file",
         };
-        let by_all = side.ranks.values().map(finished).min().flatten();
-        match by_all
-            .and_then(|number| Some((number, side.ranks.values().find_map(|e| e.get(&number))?)))
-        {
-            Some((number, entry)) => self.say(format_args!(
-                "{name}: the last collective that {who} finished is number {number}, {entry}"
+        let by_all = side.ranks.values().map(Deeds::finished).min().flatten();
+        let entry = by_all.and_then(|number| {
+            let mut same = side
+                .ranks
+                .values()
+                .filter_map(|deeds| deeds.entries.get(&number));
+            same.next()
+        });
+        match (by_all, entry) {
+            (Some(number), Some(entry)) => self.say(format_args!(
+                "{name}: the last collective that {who} {} is number {number}, {entry}",
+                if entry.state == State::Agreed {
+                    "had started (its end is the device's)"
+                } else {
+                    "finished"
+                }
             )),
-            None => self.say(format_args!("{name}: no collective was finished by {who}")),
+            _ => self.say(format_args!("{name}: no collective was finished by {who}")),
         }
         if let Some(number) = self.mismatch(side, &name) {
             self.say(format_args!(
@@ -161,16 +212,16 @@ impl FlightReport {
             ));
             return;
         }
-        self.waiting(side, &name, failed_ns);
+        self.waiting(side, &name);
     }
 
     /// The first number under which ranks did different things.
     fn mismatch(&mut self, side: &Side<'_>, name: &str) -> Option<u64> {
-        let mut calls: BTreeMap<u64, BTreeMap<(&str, u64), Same<'_>>> = BTreeMap::new();
-        for (&rank, entries) in &side.ranks {
-            for (&number, &entry) in entries {
+        let mut calls: BTreeMap<u64, BTreeMap<(&str, u64, u64), Same<'_>>> = BTreeMap::new();
+        for (&rank, deeds) in &side.ranks {
+            for (&number, &entry) in &deeds.entries {
                 let call = calls.entry(number).or_default();
-                let same = call.entry((&*entry.call, entry.label));
+                let same = call.entry((&*entry.call, entry.label, entry.layout));
                 let same = same.or_insert_with(|| Same::none_yet(entry));
                 same.ranks.push(rank);
             }
@@ -186,23 +237,22 @@ impl FlightReport {
     }
 
     /// Who waited in a collective that others had not started when the group failed.
-    fn waiting(&mut self, side: &Side<'_>, name: &str, failed_ns: Option<u64>) {
-        let is_late = |entry: &Entry| failed_ns.is_some_and(|at| entry.started_ns > at);
+    fn waiting(&mut self, side: &Side<'_>, name: &str) {
         let mut open: BTreeMap<u64, Same<'_>> = BTreeMap::new();
-        for (&rank, entries) in &side.ranks {
-            let waits = |entry: &&&Entry| {
-                matches!(entry.state, State::Started | State::Failed) && !is_late(entry)
-            };
-            if let Some(entry) = entries.values().find(waits) {
+        for (&rank, deeds) in &side.ranks {
+            if let Some(entry) = deeds.open() {
                 let same = open.entry(entry.number);
                 let same = same.or_insert_with(|| Same::none_yet(entry));
                 same.ranks.push(rank);
             }
         }
         for (number, Same { ranks, entry }) in open {
-            let waited = failed_ns.map_or(String::new(), |at| {
-                format!(", for {:.1} s", seconds(entry.started_ns, at))
-            });
+            let waits = ranks
+                .iter()
+                .filter_map(|rank| side.ranks[rank].waited(number));
+            let waited = waits
+                .reduce(f64::max)
+                .map_or(String::new(), |seconds| format!(", for {seconds:.1} s"));
             self.say(format_args!(
                 "{name}: {} in number {number}, {entry}{waited}",
                 were(&ranks)
@@ -212,19 +262,16 @@ impl FlightReport {
                     "    all of its ranks had started it: one was stopped, or what it sent did not arrive",
                 );
             }
-            for (&rank, entries) in &side.ranks {
-                let in_time = entries.values().rfind(|entry| !is_late(entry));
-                if in_time.is_some_and(|last| last.number >= number) {
+            for (&rank, deeds) in &side.ranks {
+                let last = deeds.last_in_time();
+                if last.is_some_and(|last| last.number >= number) {
                     continue;
                 }
-                let late = match (entries.get(&number), failed_ns) {
-                    (Some(own), Some(at)) => {
-                        let late = seconds(at, own.started_ns);
-                        format!(", and started this one {late:.1} s after the failure")
-                    }
-                    _ => String::new(),
+                let late = match deeds.entries.get(&number) {
+                    Some(_) => ", and it started this one after the failure",
+                    None => "",
                 };
-                match in_time {
+                match last {
                     Some(last) => self.say(format_args!(
                         "    rank {rank} had not started it: its last one was number {}, {last} ({}){late}",
                         last.number,
@@ -245,10 +292,6 @@ impl FlightReport {
             }
         }
     }
-}
-
-fn seconds(from_ns: u64, to_ns: u64) -> f64 {
-    to_ns.saturating_sub(from_ns) as f64 / 1e9
 }
 
 impl fmt::Display for FlightReport {
@@ -272,9 +315,11 @@ fn state(state: State) -> &'static str {
     match state {
         State::Started => "not finished",
         State::Finished => "finished",
+        State::Agreed => "started by all ranks",
         State::Dropped => "given up",
         State::Refused => "refused",
         State::Failed => "failed",
+        State::Late => "after the failure",
     }
 }
 
