@@ -140,7 +140,10 @@ pub(crate) fn write_durably(path: &Path, contents: &[u8]) -> Result<(), Error> {
     file.sync_all().map_err(Error::io("sync", path))
 }
 
-/// Makes the names in a directory durable. Windows does that by itself, and cannot open one.
+/// Makes the names in a directory durable.
+///
+/// Not on Windows, where a directory cannot be synced. Its file system keeps names in order, but a power
+/// failure may take the newest: then the checkpoint before is the latest.
 pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
     if cfg!(unix) {
         let directory = File::open(path).map_err(Error::io("open", path))?;

@@ -1,7 +1,7 @@
 //! The command line of `burn-shard`.
 #![allow(clippy::doc_markdown, reason = "the comments are what --help prints")]
 
-use std::{ffi::OsString, fs, net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{ffi::OsString, net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use burn_shard_launch::{LaunchError, Master, Nodes, Options, Restarts, launch};
 use burn_shard_nccl::doctor::{Finding, Report as Machine};
@@ -26,7 +26,7 @@ enum Command {
     ///
     /// Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
     /// BURN_SHARD_TOKEN in its environment, and RAYON_NUM_THREADS (cores by ranks) unless it is set. If
-    /// one fails the others get SIGTERM, and SIGKILL after the time of grace.
+    /// one fails the others get SIGTERM, and SIGKILL after the time of grace. Unix only.
     Launch(Launch),
     /// Looks at checkpoints, verifies them, and writes them in other forms.
     #[command(subcommand)]
@@ -35,7 +35,8 @@ enum Command {
     ///
     /// Looks for the driver, its devices and whether they reach each other's memory, libdevice, NCCL, MPI, cores,
     /// huge pages, /dev/shm, and the limits of locked memory and open files, as this process sees them. Exits with 0
-    /// if nothing is missing, and with 1 if anything is: a machine without GPUs, too, trains on its CPU.
+    /// if nothing is missing, and with 1 if anything is: a machine without GPUs, too, trains on its CPU. On systems
+    /// other than Linux it looks for cores only, says so, and exits with 1.
     Doctor,
 }
 
@@ -142,8 +143,12 @@ impl Launch {
     }
 }
 
+#[cfg(unix)]
 fn token_from(file: &std::path::Path) -> Result<OsString, String> {
-    use std::os::unix::{ffi::OsStringExt, fs::PermissionsExt};
+    use std::{
+        fs,
+        os::unix::{ffi::OsStringExt, fs::PermissionsExt},
+    };
 
     let name = file.display();
     let failed = |error: std::io::Error| format!("--token-file {name}: {error}");
@@ -161,4 +166,10 @@ fn token_from(file: &std::path::Path) -> Result<OsString, String> {
         ));
     }
     Ok(OsString::from_vec(token))
+}
+
+/// Who may read a file is asked as Unix has it, and nothing is launched elsewhere.
+#[cfg(not(unix))]
+fn token_from(_file: &std::path::Path) -> Result<OsString, String> {
+    Err(LaunchError::NotUnix.to_string())
 }

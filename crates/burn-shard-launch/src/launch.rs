@@ -6,9 +6,10 @@ use std::{
 };
 
 use crate::{
+    checks::reserve_files,
     error::LaunchError,
     job::Job,
-    options::{Options, reserve_files},
+    options::Options,
     outcome::{Ending, Failure, Outcome},
     output::{Remarks, Sink},
     signals,
