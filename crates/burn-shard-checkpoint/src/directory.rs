@@ -142,8 +142,8 @@ pub(crate) fn write_durably(path: &Path, contents: &[u8]) -> Result<(), Error> {
 
 /// Makes the names in a directory durable.
 ///
-/// Not on Windows, where a directory cannot be synced. Its file system keeps names in order, but a power
-/// failure may take the newest: then the checkpoint before is the latest.
+/// Not on Windows, which does not let a directory be synced: whether its names outlast a loss of power is up to
+/// the journal of the file system there.
 pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
     if cfg!(unix) {
         let directory = File::open(path).map_err(Error::io("open", path))?;
