@@ -43,6 +43,10 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
+    if !cfg!(target_os = "linux") {
+        eprintln!("error: memory and processor time are read from /proc, which only Linux has");
+        return ExitCode::FAILURE;
+    }
     match if options.child {
         child(&options)
     } else {

@@ -140,7 +140,10 @@ pub(crate) fn write_durably(path: &Path, contents: &[u8]) -> Result<(), Error> {
     file.sync_all().map_err(Error::io("sync", path))
 }
 
-/// Makes the names in a directory durable. Windows does that by itself, and cannot open one.
+/// Makes the names in a directory durable.
+///
+/// Not on Windows, which does not let a directory be synced: whether its names outlast a loss of power is up to
+/// the journal of the file system there.
 pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
     if cfg!(unix) {
         let directory = File::open(path).map_err(Error::io("open", path))?;

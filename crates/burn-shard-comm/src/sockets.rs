@@ -3,6 +3,7 @@
 use std::{
     io,
     net::TcpStream,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -14,12 +15,14 @@ use rustix::{
 
 /// Waits until one of `fds` is ready or `timeout` has passed, whichever comes first.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
-    let timeout = Timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        // An `i64` on most systems, an `i32` on Windows; nanoseconds of a second fit both.
-        tv_nsec: timeout.subsec_nanos().cast_signed().into(),
-    };
-    match poll(fds, Some(&timeout)) {
+    if fds.is_empty() {
+        // On Windows it would be an error, elsewhere the time passes.
+        thread::sleep(timeout);
+        return Ok(());
+    }
+    // A time that the system's type cannot hold has no end that anybody sees.
+    let timeout = Timespec::try_from(timeout).ok();
+    match poll(fds, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -62,4 +65,16 @@ pub(crate) fn watch_over(stream: &TcpStream) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     sockopt::set_tcp_user_timeout(stream, 30_000)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_no_socket_lasts_its_time() {
+        let (start, time) = (Instant::now(), Duration::from_millis(20));
+        wait(&mut [], time).unwrap();
+        assert!(start.elapsed() >= time);
+    }
 }

@@ -3,7 +3,6 @@
 
 use std::{
     ffi::OsString,
-    fs,
     net::IpAddr,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -35,7 +34,7 @@ enum Command {
     ///
     /// Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
     /// BURN_SHARD_TOKEN in its environment, and RAYON_NUM_THREADS (cores by ranks) unless it is set. If
-    /// one fails the others get SIGTERM, and SIGKILL after the time of grace.
+    /// one fails the others get SIGTERM, and SIGKILL after the time of grace. Unix only.
     Launch(Launch),
     /// Looks at checkpoints, verifies them, and writes them in other forms.
     #[command(subcommand)]
@@ -58,7 +57,8 @@ enum Command {
     ///
     /// Looks for the driver, its devices and whether they reach each other's memory, libdevice, NCCL, MPI, cores,
     /// huge pages, /dev/shm, and the limits of locked memory and open files, as this process sees them. Exits with 0
-    /// if nothing is missing, and with 1 if anything is: a machine without GPUs, too, trains on its CPU.
+    /// if nothing is missing, and with 1 if anything is: a machine without GPUs, too, trains on its CPU. On systems
+    /// other than Linux it looks for cores only, says so, and exits with 1.
     Doctor,
 }
 
@@ -185,8 +185,12 @@ impl Launch {
     }
 }
 
+#[cfg(unix)]
 fn token_from(file: &Path) -> Result<OsString, String> {
-    use std::os::unix::{ffi::OsStringExt, fs::PermissionsExt};
+    use std::{
+        fs,
+        os::unix::{ffi::OsStringExt, fs::PermissionsExt},
+    };
 
     let name = file.display();
     let failed = |error: std::io::Error| format!("--token-file {name}: {error}");
@@ -204,4 +208,10 @@ fn token_from(file: &Path) -> Result<OsString, String> {
         ));
     }
     Ok(OsString::from_vec(token))
+}
+
+/// Who may read a file is asked as Unix has it, and nothing is launched elsewhere.
+#[cfg(not(unix))]
+fn token_from(_file: &std::path::Path) -> Result<OsString, String> {
+    Err(LaunchError::NotUnix.to_string())
 }

@@ -7,6 +7,12 @@ use std::{ffi::OsString, io, time::Duration};
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
+    /// Refusal: this system has neither process groups nor signals.
+    #[error(
+        "processes are launched on Unix only (run ranks as threads, ProcessGroup::spawn, or start each process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set)"
+    )]
+    NotUnix,
+
     /// Refusal: nothing to start.
     #[error("no ranks to start (-n is 0)")]
     NoRanks,
@@ -149,7 +155,8 @@ impl LaunchError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::NoRanks
+            Self::NotUnix
+            | Self::NoRanks
             | Self::NodeRankOutOfRange { .. }
             | Self::TooManyRanks { .. }
             | Self::TooFewFiles { .. }

@@ -7,10 +7,11 @@ use std::{
 };
 
 use crate::{
+    checks::reserve_files,
     environment::{FLIGHT_RECORDER, set},
     error::LaunchError,
     job::Job,
-    options::{Options, reserve_files},
+    options::Options,
     outcome::{Ending, Failure, Outcome},
     output::{Remarks, Sink},
     signals,

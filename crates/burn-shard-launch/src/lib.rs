@@ -29,6 +29,10 @@
 //! Not covered: a process that leaves its rank's group (`setsid`, daemons), and what ranks have started
 //! if launcher and watching shell are killed at once.
 //!
+//! # Platforms
+//!
+//! Processes are launched on Unix only: elsewhere [`launch()`] is there, and refuses.
+//!
 //! # Examples
 //!
 //! A program that offers `--launch N`: it starts itself N times, without that option.
@@ -48,24 +52,40 @@
 //!     })
 //! }
 //! ```
-#![cfg(unix)]
 #![deny(unsafe_code)]
 
+#[cfg(unix)]
 mod blame;
+#[cfg(unix)]
+mod checks;
+#[cfg(unix)]
 mod environment;
 mod error;
+#[cfg(unix)]
 mod event;
+#[cfg(unix)]
 mod job;
+#[cfg(unix)]
 mod launch;
+#[cfg(not(unix))]
+mod not_unix;
 mod options;
 mod outcome;
+#[cfg(unix)]
 mod output;
+#[cfg(unix)]
 mod ranks;
+#[cfg(unix)]
 mod records;
+#[cfg(unix)]
 mod signals;
+#[cfg(unix)]
 mod watch;
 
 pub use error::LaunchError;
+#[cfg(unix)]
 pub use launch::launch;
+#[cfg(not(unix))]
+pub use not_unix::launch;
 pub use options::{Master, Nodes, Options, Restarts};
 pub use outcome::{Ending, Failure, Outcome};

@@ -4,8 +4,9 @@
 //! left either in any state, so the launcher sets both for the signals it needs.
 
 use std::{
-    fs, io,
+    io,
     mem::MaybeUninit,
+    ptr,
     sync::{Arc, atomic::AtomicBool, mpsc::Sender},
     thread,
 };
@@ -25,8 +26,6 @@ pub(crate) struct Receiver(Handle);
 
 impl Receiver {
     pub(crate) fn start(events: Sender<Event>) -> io::Result<Self> {
-        let ignored = ignored();
-        let is_ignored = |signal: i32| ignored & (1 << (signal - 1)) != 0;
         if is_ignored(SIGCHLD) {
             // Where it is ignored, the system forgets how a child ended. Any handler prevents that.
             signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)))?;
@@ -62,12 +61,14 @@ pub(crate) const fn ends(signal: i32) -> bool {
     matches!(signal, SIGINT | SIGTERM | SIGHUP)
 }
 
-/// Signals this process ignores, as a set of bits; none where the system does not tell.
-fn ignored() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
+/// Whether this process ignores `signal`.
+#[allow(unsafe_code, reason = "the standard library does not tell")]
+fn is_ignored(signal: i32) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: the null pointer asks for no change, the other is to memory for one action.
+    let code = unsafe { libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: a call that succeeds has filled the action.
+    code == 0 && unsafe { action.assume_init_ref() }.sa_sigaction == libc::SIG_IGN
 }
 
 /// Lets this thread, and those it starts, receive the signals that are passed on.
@@ -81,8 +82,7 @@ fn unblock() -> io::Result<()> {
         unsafe { libc::sigaddset(set.as_mut_ptr(), signal) };
     }
     // SAFETY: the set is initialized, and a null pointer asks for no copy of the mask before.
-    let error =
-        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut()) };
+    let error = unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), ptr::null_mut()) };
     match error {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),

@@ -1,5 +1,5 @@
 //! `burn-shard doctor` as a user calls it, on a machine that lacks something: the test sees to that.
-#![cfg(unix)]
+#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 use std::process::{Command, Output, Stdio};

@@ -12,6 +12,10 @@ use crate::library::Version;
 #[non_exhaustive]
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum NcclError {
+    /// There is no NCCL for this system.
+    #[error("NCCL is for Linux only (use another communicator, such as TCP)")]
+    NotLinux,
+
     /// NCCL's library is not there.
     #[error(
         "NCCL is not installed, or not where the loader looks: {tried} (LD_LIBRARY_PATH is {search:?}). Install it with `apt-get install libnccl2`, or with `pip install nvidia-nccl-cu12` (-cu13 for CUDA 13) and the folder nvidia/nccl/lib of the package in LD_LIBRARY_PATH, or name the file in BURN_SHARD_NCCL"

@@ -35,6 +35,9 @@ impl Nccl {
     /// If none can be loaded, if it lacks a function, or if it is too old; says how to install one.
     pub fn open() -> Result<Arc<Self>, NcclError> {
         let named = env::var_os(VARIABLE).filter(|value| !value.is_empty());
+        if named.is_none() && !cfg!(target_os = "linux") {
+            return Err(NcclError::NotLinux);
+        }
         let files = named.map_or_else(|| NAMES.map(PathBuf::from).to_vec(), |f| vec![f.into()]);
         let mut tried = Vec::new();
         for path in files {

@@ -22,7 +22,7 @@ pub struct Options {
     /// Number of ranks [default: 2 threads, or as many processes as a launcher has started]
     #[arg(long)]
     pub world_size: Option<usize>,
-    /// Starts this program once per rank on this machine, as processes
+    /// Starts this program once per rank on this machine, as processes (Unix only)
     #[arg(long, value_name = "RANKS", conflicts_with = "world_size")]
     pub launch: Option<usize>,
     /// Starts all processes again after a failure, at most so many times; they go on from the newest

@@ -1,6 +1,6 @@
 //! The paths of the options, checked before anything takes time.
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::path::Path;
 
 use crate::cli::Options;
@@ -67,7 +67,7 @@ fn spares(
 fn writable(path: &Path) -> Result<(), Error> {
     // Devices are fine (`/dev/null`), a pipe would be waited for.
     #[cfg(unix)]
-    if let Ok(metadata) = fs::metadata(path) {
+    if let Ok(metadata) = path.metadata() {
         use std::os::unix::fs::FileTypeExt;
 
         if metadata.file_type().is_fifo() {
@@ -86,6 +86,8 @@ fn writable(path: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use clap::Parser;
 
     use super::*;

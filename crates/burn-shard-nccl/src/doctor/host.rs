@@ -48,7 +48,7 @@ fn mpi() -> Finding {
     }
 }
 
-fn cores() -> Finding {
+pub(super) fn cores() -> Finding {
     match thread::available_parallelism() {
         Ok(cores) => Finding::good("cores", format!("{cores} that this process may use")),
         Err(error) => Finding::lack(

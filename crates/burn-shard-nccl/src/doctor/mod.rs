@@ -52,7 +52,11 @@ impl Report {
     /// Looks at this machine, as this process sees it. Takes as long as starting the driver does.
     #[must_use]
     pub fn new() -> Self {
-        let findings = [gpu::findings(), host::findings()].concat();
+        let findings = if cfg!(target_os = "linux") {
+            [gpu::findings(), host::findings()].concat()
+        } else {
+            vec![host::cores(), not_linux()]
+        };
         Self { findings }
     }
 
@@ -61,6 +65,15 @@ impl Report {
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
+}
+
+/// What is looked for, and where, is Linux's.
+fn not_linux() -> Finding {
+    Finding::lack(
+        "system",
+        std::env::consts::OS,
+        "drivers, NCCL, MPI, huge pages, shared memory and limits are looked for on Linux only, and NCCL is for Linux only; ranks as threads and over TCP need none of it",
+    )
 }
 
 impl Default for Report {
@@ -101,6 +114,14 @@ mod tests {
         );
     }
 
+    #[test]
+    fn another_system_is_told_what_is_not_looked_for() {
+        let finding = not_linux();
+        assert!(!finding.is_good());
+        assert!(finding.lack.contains("on Linux only"), "{finding:?}");
+    }
+
+    #[cfg(target_os = "linux")]
     #[test]
     fn a_machine_is_described_whatever_it_lacks() {
         let report = Report::new();

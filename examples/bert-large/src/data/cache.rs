@@ -1,7 +1,7 @@
 //! Where trained vocabularies are kept: in the user's own cache directory, and nowhere else.
 //!
 //! Whoever can write there decides what a later run reads, so a file or directory of another user is
-//! not used. Files come into place complete, from a scratch file that nobody could have put there.
+//! not used (on Unix; elsewhere owners are not asked). Files come into place complete, from a scratch file that nobody could have put there.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
@@ -116,6 +116,7 @@ fn check_owner(path: &Path, metadata: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
+/// Not asked there. The default lies in the user's profile, where other users of Windows cannot write.
 #[cfg(not(unix))]
 fn check_owner(_: &Path, _: &Metadata) -> io::Result<()> {
     Ok(())
