@@ -1,6 +1,6 @@
 //! The paths of the options, checked before anything takes time.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::path::Path;
 
 use crate::cli::Options;
@@ -86,7 +86,6 @@ fn writable(path: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
 
     use clap::Parser;
 
