@@ -7,16 +7,23 @@
 
 mod common;
 
-use std::collections::{BTreeMap, HashMap};
 use std::fs;
-use std::ops::Range;
 use std::path::Path;
-use std::process::{Command, Output};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::process::Output;
+#[cfg(target_os = "linux")]
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+    process::Command,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
 
+#[cfg(target_os = "linux")]
 use burn_shard::checkpoint::Checkpoint;
+#[cfg(target_os = "linux")]
 use rand::{Rng, SeedableRng};
+#[cfg(target_os = "linux")]
 use rand_chacha::ChaCha8Rng;
 
 use common::{bert_large, refused, write_corpus};
@@ -35,6 +42,7 @@ fn train(root: &Path, strategy: &str, arguments: &[&str]) -> Vec<String> {
 }
 
 /// Every tensor of the newest checkpoint, whole: parameters and moments.
+#[cfg(target_os = "linux")]
 fn newest(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let tensors = checkpoint.tensors().iter().map(|tensor| {

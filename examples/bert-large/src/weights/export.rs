@@ -1,7 +1,6 @@
 //! Writes what Hugging Face's `from_pretrained` reads: `model.safetensors`, `config.json` and
 //! `tokenizer.json` in one directory.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -65,9 +64,10 @@ fn write(path: PathBuf, bytes: &[u8]) -> Result<(), Error> {
         // Temporary files are private.
         #[cfg(unix)]
         {
+            use std::fs::{Permissions, set_permissions};
             use std::os::unix::fs::PermissionsExt;
 
-            fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644))?;
+            set_permissions(file.path(), Permissions::from_mode(0o644))?;
         }
         file.persist(&path)?;
         Ok(())
