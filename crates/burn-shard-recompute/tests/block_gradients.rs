@@ -339,6 +339,7 @@ fn an_output_may_be_an_input() {
 #[test]
 #[should_panic(expected = "closure captured one")]
 fn a_captured_tracked_tensor_is_refused() {
+    let _alone = alone();
     let device = Device::flex().autodiff();
     let block = linear(4, 4, &device);
     let captured = input([3, 4], &device);

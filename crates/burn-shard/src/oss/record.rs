@@ -153,7 +153,7 @@ impl Oss {
     /// # let mut adam = AdamConfig::new().init();
     /// # let loss = plain.forward(Tensor::<2>::ones([2, 4], &device)).mean();
     /// # let gradients = GradientsParams::from_grads(loss.backward(), &plain);
-    /// # let plain = adam.step(0.1.into(), plain, gradients);
+    /// # let plain = adam.step(0.1, plain, gradients);
     /// // `plain` and `adam` have been trained on one device.
     /// let record = adam.to_record().into_bytes().unwrap().to_vec();
     /// ProcessGroup::spawn(2, |group| {
