@@ -75,7 +75,7 @@ impl Local {
         self
     }
 
-    /// Puts something around each rank's communicator, a [`Recording`](crate::Recording) for one.
+    /// Puts something around each rank's communicator, a [`Recording`] for one.
     #[must_use]
     pub fn wrap(
         mut self,
