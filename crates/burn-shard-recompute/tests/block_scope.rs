@@ -1,5 +1,7 @@
 //! The scope tells forward from recomputation, and calls back once.
 
+mod common;
+
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -27,6 +29,7 @@ fn count(calls: &Arc<AtomicUsize>) {
 
 #[test]
 fn a_block_runs_in_forward_and_in_recompute() {
+    let _alone = common::alone();
     let (_, linear, x) = block();
     let phases = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&phases);
@@ -46,6 +49,7 @@ fn a_block_runs_in_forward_and_in_recompute() {
 
 #[test]
 fn a_callback_runs_once_when_the_block_has_run_again() {
+    let _alone = common::alone();
     let (_, linear, x) = block();
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
@@ -63,6 +67,7 @@ fn a_callback_runs_once_when_the_block_has_run_again() {
 
 #[test]
 fn a_block_has_one_id_in_forward_and_recompute_and_others_have_others() {
+    let _alone = common::alone();
     let (_, linear, x) = block();
     let ids = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&ids);
@@ -85,6 +90,7 @@ fn a_block_has_one_id_in_forward_and_recompute_and_others_have_others() {
 
 #[test]
 fn a_callback_runs_once_when_no_backward_comes() {
+    let _alone = common::alone();
     let (device, linear, x) = block();
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
@@ -105,6 +111,7 @@ fn a_callback_runs_once_when_no_backward_comes() {
 
 #[test]
 fn a_callback_runs_when_the_forward_panics() {
+    let _alone = common::alone();
     let (_, linear, x) = block();
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
@@ -125,6 +132,7 @@ fn a_callback_runs_when_the_forward_panics() {
 
 #[test]
 fn nested_blocks_have_scopes_of_their_own() {
+    let _alone = common::alone();
     let (_, linear, x) = block();
     let phases = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&phases);
@@ -153,5 +161,6 @@ fn nested_blocks_have_scopes_of_their_own() {
 #[test]
 #[should_panic(expected = "outside the forward")]
 fn a_callback_outside_a_forward_is_refused() {
+    let _alone = common::alone();
     scope::on_recomputed(Box::new(|| ()));
 }
