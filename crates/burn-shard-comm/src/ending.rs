@@ -4,14 +4,11 @@
 //! nanoseconds since 1970, written before any other rank can notice: so of all ranks that fail, the one with
 //! the earliest time is the cause, in whatever order their processes end.
 
-use std::{
-    ffi::OsString,
-    fs, io,
-    path::Path,
-    time::{Duration, SystemTime},
-};
+use std::{io, path::Path};
 
 use parking_lot::Mutex;
+
+use crate::{replace::replace, time::since_1970};
 
 const VARIABLE: &str = "BURN_SHARD_ERROR_FILE";
 
@@ -41,22 +38,22 @@ pub(crate) fn record(ending: Ending) {
     }
 }
 
-/// Writes the line to another file first, so that nobody reads half of it.
 fn write(path: &Path, ending: Ending) -> io::Result<()> {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let word = match ending {
         Ending::Failed => "failed",
         Ending::Left => "left",
     };
-    let line = format!("{word} {}\n", since.unwrap_or(Duration::ZERO).as_nanos());
-    let mut unfinished = OsString::from(path);
-    unfinished.push(format!(".{}", std::process::id()));
-    fs::write(&unfinished, line)?;
-    fs::rename(&unfinished, path)
+    let line = format!("{word} {}\n", since_1970().as_nanos());
+    replace(path, line.as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs,
+        time::{Duration, SystemTime},
+    };
+
     use super::*;
 
     #[test]

@@ -38,8 +38,8 @@
 //! collectives ([`Work`]). [`ProcessGroup`] wraps one and adds collectives on plain slices. [`Local`]
 //! starts ranks as threads, the reference backend. [`Pairwise`] makes a communicator of anything that
 //! moves bytes between processes ([`Transport`]). [`Recording`] wraps a communicator to count, delay or
-//! fail its calls, or to keep the last ones for the [`flight`] recorder. The suite that every backend has to pass is the module `conformance`,
-//! behind the feature of that name.
+//! fail its calls, or to keep the last ones for the [`flight`] recorder. The suite that every backend has to pass is the
+//! module `conformance`, behind the feature of that name.
 //!
 //! Ranks that are processes: [`ProcessGroup::from_env`] joins the group that a launcher started. Its parts
 //! are [`Placement`], where a process stands, [`Rendezvous`], how processes find each other, and
@@ -95,6 +95,7 @@ mod placement;
 mod recording;
 mod reduce;
 mod rendezvous;
+mod replace;
 mod segments;
 mod sockets;
 mod spawn;

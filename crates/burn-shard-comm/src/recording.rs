@@ -148,7 +148,8 @@ impl Recording {
     #[must_use]
     pub fn count(&self, collective: Collective) -> usize {
         let is_it = |call: &&Call| call.collective == collective;
-        self.calls().iter().filter(is_it).count()
+        let calls = self.calls.as_ref();
+        calls.map_or(0, |calls| calls.lock().iter().filter(is_it).count())
     }
 
     /// Forgets the calls so far; their numbers, for [`Recording::fail_call`], start again.
@@ -180,8 +181,7 @@ impl Recording {
         let bytes = || call.received_bytes(self.rank(), self.world_size());
         let through = self.link.as_ref().map(|link| link.carry(bytes()));
         let flight = self.flight.as_ref();
-        let flight =
-            flight.map(|(flight, group)| flight.begin(*group, &call.described(input), done));
+        let flight = flight.map(|(flight, group)| flight.begin(*group, &call, input, done));
         let number = self.calls.as_ref().map(|calls| {
             let mut calls = calls.lock();
             calls.push(call);
@@ -311,8 +311,9 @@ impl Communicator for Recording {
         key: usize,
     ) -> Result<Option<Arc<dyn Communicator>>, Error> {
         let flight = self.flight.as_ref();
-        let began = flight
-            .map(|(flight, group)| flight.begin(*group, &self.caller().split(), State::Finished));
+        let began = flight.map(|(flight, group)| {
+            flight.begin(*group, &self.caller().split(), None, State::Finished)
+        });
         let inner = ended(began, self.inner.split(color, key))?;
         // A split is one for the ranks without a color, too.
         let flight = flight.map(|(flight, group)| {

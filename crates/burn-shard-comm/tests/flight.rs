@@ -76,24 +76,30 @@ fn a_rank_that_leaves_out_a_collective_is_named_with_what_it_did_instead() {
     assert!(report.contains(finished), "{report}");
 }
 
-#[test]
-fn a_rank_that_stops_is_the_one_that_had_not_started_what_the_others_wait_for() {
+/// What is said of rank 2, which does nothing until the others have given up waiting for it, and `then` goes on.
+fn report_of_a_stop(
+    then: impl Fn(&ProcessGroup) -> Result<(), Error> + Sync,
+) -> (Vec<Dump>, String) {
     let (failed, others) = mpsc::channel();
     let others = std::sync::Mutex::new(others);
     let failed = std::sync::Mutex::new(failed);
-    let (_, report) = report(3, Duration::from_secs(1), |group| {
+    report(3, Duration::from_secs(1), |group| {
         sum(&group, 4)?;
         if group.rank() == 2 {
-            // Goes on once the others have given up.
             for _ in 0..2 {
                 others.lock().unwrap().recv().unwrap();
             }
-            return sum(&group, 5);
+            return then(&group);
         }
         let result = sum(&group, 5);
         failed.lock().unwrap().send(()).unwrap();
         result
-    });
+    })
+}
+
+#[test]
+fn a_rank_that_stops_is_the_one_that_had_not_started_what_the_others_wait_for() {
+    let (_, report) = report_of_a_stop(|group| sum(group, 5));
     let expected = "all ranks: ranks 0, 1 were in number 1, all_reduce f32 sum [5], for ";
     assert!(report.contains(expected), "{report}");
     let straggler = "\n    rank 2 had not started it: its last one was number 0, all_reduce f32 sum [4] \
@@ -176,13 +182,7 @@ fn only_the_last_thousand_of_each_group_are_kept() {
 /// Hosts show different times.
 #[test]
 fn no_sentence_depends_on_the_clocks_of_two_ranks() {
-    let (mut dumps, report) = report(3, LONG, |group| {
-        sum(&group, 4)?;
-        match group.rank() {
-            2 => Ok(()),
-            _ => sum(&group, 5),
-        }
-    });
+    let (mut dumps, report) = report_of_a_stop(|_| Ok(()));
     let facts = |report: &str| {
         let lines = report.lines().filter(|line| !line.contains(" failed: "));
         lines.map(ToOwned::to_owned).collect::<Vec<_>>()
@@ -238,7 +238,7 @@ fn a_job_of_fewer_ranks_removes_the_files_of_one_of_more() {
 #[test]
 fn ranks_hear_of_an_abort_although_the_file_cannot_be_written() {
     let directory = tempfile::tempdir().unwrap();
-    let beside = format!("attempt-0-rank-00000.{}.tmp", std::process::id());
+    let beside = format!("attempt-0-rank-00000.json.{}", std::process::id());
     let pipe = directory.path().join(beside);
     let made = std::process::Command::new("mkfifo").arg(&pipe).status();
     assert!(made.unwrap().success());
@@ -265,7 +265,7 @@ fn ranks_hear_of_an_abort_although_the_file_cannot_be_written() {
     job.join().unwrap().unwrap();
 }
 
-/// As a process that is stopped while it sends.
+/// A process that is stopped while it sends leaves its collective so.
 #[test]
 fn ranks_that_all_started_what_never_ended_are_said_to() {
     let (mut dumps, _) = report(2, LONG, |group| sum(&group, 4));

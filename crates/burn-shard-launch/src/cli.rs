@@ -47,8 +47,8 @@ enum Command {
     /// Says which rank of a failed job stopped where, and who waited for whom.
     ///
     /// Reads what ranks have written into the directory that `launch --flight-recorder`, or the variable
-    /// BURN_SHARD_FLIGHT_RECORDER, has named: each rank's last 1,000 collectives. Of a job that was started again, the
-    /// last attempt.
+    /// BURN_SHARD_FLIGHT_RECORDER, has named: the last 1,000 collectives of each rank in each of its groups. If the job
+    /// was started again, the last attempt counts.
     FlightRecorder {
         /// The directory.
         directory: PathBuf,
@@ -212,6 +212,6 @@ fn token_from(file: &Path) -> Result<OsString, String> {
 
 /// Who may read a file is asked as Unix has it, and nothing is launched elsewhere.
 #[cfg(not(unix))]
-fn token_from(_file: &std::path::Path) -> Result<OsString, String> {
+fn token_from(_file: &Path) -> Result<OsString, String> {
     Err(LaunchError::NotUnix.to_string())
 }

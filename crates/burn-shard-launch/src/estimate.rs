@@ -136,11 +136,11 @@ impl Memory {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Time {
     pub(crate) compute: f64,
-    /// Of all collectives.
+    /// What all collectives take together.
     pub(crate) communication: f64,
-    /// Of these, what no computation hides.
+    /// What no computation hides of that.
     pub(crate) exposed: f64,
-    /// Of the optimizer, Adam.
+    /// What the optimizer takes, Adam.
     pub(crate) optimizer: f64,
 }
 

@@ -179,11 +179,18 @@ fn the_flight_recorder_says_in_what_the_others_waited_for_a_rank_that_died() {
         };
         let finished = format!("the last collective that {who} finished is number 49, all_reduce");
         assert!(report.contains(&finished), "{report}");
-        let waited = match victim {
-            0 => "all ranks: ranks 1, 2 were in number 50, all_reduce f32 sum [1000], for ",
-            _ => "all ranks: ranks 0, 1 were in number 50, all_reduce f32 sum [1000], for ",
-        };
+        let waited = "in number 50, all_reduce f32 sum [1000], for ";
         assert!(report.contains(waited), "{report}");
+        // A rank that heard of the failure before it began was not waiting.
+        for survivor in (0..3).filter(|&rank| rank != victim) {
+            let begins = [
+                format!("all ranks: rank {survivor} was in number 50"),
+                format!("    rank {survivor} had not started it"),
+                format!("all ranks: ranks {}", ["1, 2", "0, 2", "0, 1"][victim]),
+            ];
+            let is_told = |line: &str| begins.iter().any(|begin| line.starts_with(begin));
+            assert!(report.lines().any(is_told), "{survivor}: {report}");
+        }
         let victim_is = match fault {
             "return" => "rank 0 had not started it: its last one was number 49",
             _ => "rank 2 has no file: killed, ended by exit, or still running",

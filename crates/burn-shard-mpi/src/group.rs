@@ -16,7 +16,7 @@ use crate::{error::MpiError, transport::MpiTransport};
 ///
 /// # Errors
 ///
-/// As [`MpiTransport::init`].
+/// What [`MpiTransport::init`] refuses or fails with.
 pub fn process_group() -> Result<ProcessGroup, MpiError> {
     let transport = MpiTransport::init()?;
     let deadline = transport.deadline();

@@ -37,7 +37,7 @@ impl Net {
         }
     }
 
-    /// The same on every rank, so that the mean over two ranks is what one rank alone has: x + x halved is x.
+    /// Every rank has this loss, so that the mean over two ranks is what one rank alone has: x + x halved is x.
     fn loss(&self, step: usize, device: &Device) -> Tensor<1> {
         let values: Vec<f32> = (0..4 * 129)
             .map(|i| ((i * 7 + step * 13) % 31) as f32 / 31.0 - 0.4)

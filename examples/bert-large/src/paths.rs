@@ -1,6 +1,7 @@
-//! The paths of the options, checked before anything takes time.
+//! The paths of the options, checked before anything takes time; and files that come into place complete.
 
 use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
 use std::path::Path;
 
 use crate::cli::Options;
@@ -61,6 +62,18 @@ fn spares(
             });
         }
     }
+    Ok(())
+}
+
+/// Puts a file in place, whatever is there, as `scratch` makes files: exclusively, under a random name. A rename
+/// replaces a link.
+///
+/// # Errors
+/// The directory cannot be written to.
+pub(crate) fn replace(path: &Path, bytes: &[u8], scratch: &tempfile::Builder) -> io::Result<()> {
+    let mut scratch = scratch.tempfile_in(path.parent().unwrap_or(Path::new(".")))?;
+    scratch.write_all(bytes)?;
+    scratch.persist(path).map_err(|error| error.error)?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::now_ns;
-use crate::{call::Call, split::Members};
+use crate::{call::Call, pairwise::identity, split::Members};
 
 /// The only version so far.
 const VERSION: u32 = 1;
@@ -70,10 +70,8 @@ pub struct Entry {
     pub call: String,
     /// Which elements it is for, for people; may be empty.
     pub purpose: String,
-    /// Which elements it is for, to be compared.
-    pub label: u64,
-    /// A hash of the lengths of all segments, to be compared: `call` shows the first ones.
-    pub layout: u64,
+    /// What tells it from others on all ranks: a hash, in hexadecimal.
+    pub identity: String,
     /// Nanoseconds since 1970.
     pub started_ns: u64,
     /// Nanoseconds since 1970, once it has ended.
@@ -321,31 +319,22 @@ fn files(directory: &Path) -> std::io::Result<Vec<(PathBuf, u64, usize)>> {
 }
 
 impl Entry {
-    pub(super) fn new(group: usize, number: u64, call: &Call) -> Self {
-        let bare = Call {
-            label: 0,
-            description: String::new(),
-            ..call.clone()
-        };
+    pub(super) fn new(group: usize, number: u64, mut call: Call) -> Self {
+        let identity = format!("{:032x}", identity(&call));
+        // What the call is for stands beside its text.
+        let purpose = std::mem::take(&mut call.description);
+        call.label = 0;
         Self {
             group,
             number,
-            call: bare.to_string(),
-            purpose: call.description.clone(),
-            label: call.label,
-            layout: hash(&call.numels),
+            call: call.to_string(),
+            purpose,
+            identity,
             started_ns: now_ns(),
             ended_ns: None,
             state: State::Started,
         }
     }
-}
-
-/// FNV-1a over numbers.
-fn hash(numels: &[usize]) -> u64 {
-    numels.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &numel| {
-        (hash ^ numel as u64).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 impl std::fmt::Display for Entry {

@@ -1,6 +1,6 @@
 //! The flight recorder: the last collectives of a rank, which it writes down when its group fails or is left.
 //!
-//! After PyTorch's NCCL flight recorder. [`Recording`](crate::Recording) notes the collectives; what they say side by
+//! Its counterpart is PyTorch's flight recorder for NCCL. [`Recording`](crate::Recording) notes the collectives; what they say side by
 //! side is in `report.rs`.
 
 mod dump;
@@ -9,14 +9,16 @@ mod report;
 use std::{
     collections::{BTreeSet, VecDeque},
     fs, io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
 };
 
 use parking_lot::Mutex;
 
-use crate::{call::Call, error::Error, split::Members};
+use crate::{
+    call::Call, error::Error, replace::replace, segments::Segments, split::Members,
+    time::since_1970,
+};
 
 pub use dump::{Dump, DumpError, Entry, Failure, FlightGroup, State};
 pub use report::FlightReport;
@@ -93,8 +95,16 @@ impl Flight {
         group
     }
 
-    /// Notes a collective of a group that begins, and is in state `done` once it has ended well.
-    pub(crate) fn begin(self: &Arc<Self>, group: usize, call: &Call, done: State) -> InFlight {
+    /// Notes a collective of a group that begins with `input`, and is in state `done` once it has ended well.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        group: usize,
+        call: &Call,
+        input: Option<&dyn Segments>,
+        done: State,
+    ) -> InFlight {
+        // A caller's description may take its time: before anything is locked.
+        let call = call.described(input);
         let mut log = self.log.lock();
         let number = log.dump.count(group);
         let entries = &mut log.entries[group];
@@ -208,18 +218,14 @@ impl Drop for InFlight {
     }
 }
 
-/// Writes beside and renames, so that nobody reads half of it.
-fn write(path: &std::path::Path, dump: &Dump) -> io::Result<()> {
+fn write(path: &Path, dump: &Dump) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
     }
-    let beside = path.with_extension(format!("{}.tmp", std::process::id()));
-    fs::write(&beside, serde_json::to_vec(dump)?)?;
-    fs::rename(&beside, path)
+    replace(path, &serde_json::to_vec(dump)?)
 }
 
-/// Since 1970; hosts may differ.
+/// Nanoseconds since 1970; hosts may differ.
 fn now_ns() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    u64::try_from(since.unwrap_or(Duration::ZERO).as_nanos()).unwrap_or(u64::MAX)
+    u64::try_from(since_1970().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -217,11 +217,11 @@ impl FlightReport {
 
     /// The first number under which ranks did different things.
     fn mismatch(&mut self, side: &Side<'_>, name: &str) -> Option<u64> {
-        let mut calls: BTreeMap<u64, BTreeMap<(&str, u64, u64), Same<'_>>> = BTreeMap::new();
+        let mut calls: BTreeMap<u64, BTreeMap<&str, Same<'_>>> = BTreeMap::new();
         for (&rank, deeds) in &side.ranks {
             for (&number, &entry) in &deeds.entries {
                 let call = calls.entry(number).or_default();
-                let same = call.entry((&*entry.call, entry.label, entry.layout));
+                let same = call.entry(&*entry.identity);
                 let same = same.or_insert_with(|| Same::none_yet(entry));
                 same.ranks.push(rank);
             }

@@ -7,14 +7,13 @@
 //! All headers are sent before any is awaited. A rank that waits for a late one has therefore told
 //! everybody that it is there itself, and is not taken for late by the others.
 
-use siphasher::sip128::SipHasher13;
-
 use super::{
     desk::Slots,
     group::Group,
     line::{Failure, Line},
     words::{
-        CALL_BYTES, TEXT_BYTES, VERSION, decode_call, encode_call, encode_call_bounded, shortened,
+        CALL_BYTES, TEXT_BYTES, VERSION, decode_call, encode_call, encode_call_bounded, hash_call,
+        shortened,
     },
 };
 use crate::{call::Call, segments::Segments};
@@ -106,7 +105,7 @@ pub(super) fn agree(
         ..
     } = numbered;
     let written = encode_call(call);
-    let hash = SipHasher13::new_with_key(b"burn-shard calls").hash(&written);
+    let hash = hash_call(&written);
     let written = if written.len() > CALL_BYTES {
         encode_call_bounded(call)
     } else {
@@ -117,7 +116,7 @@ pub(super) fn agree(
         call_bytes: to_u32(written.len()),
         group: group.number,
         sequence,
-        hash: hash.as_u128().to_le_bytes(),
+        hash: hash.to_le_bytes(),
     };
     let mut others = group.members.others();
     others.sort_unstable();
@@ -246,9 +245,8 @@ mod tests {
     #[test]
     fn the_hash_is_the_same_in_every_build() {
         let call = crate::call::Caller::barrier();
-        let hash = SipHasher13::new_with_key(b"burn-shard calls").hash(&encode_call(&call));
         assert_eq!(
-            hash.as_u128(),
+            hash_call(&encode_call(&call)),
             228_431_433_574_174_448_999_238_125_845_345_073_149
         );
     }

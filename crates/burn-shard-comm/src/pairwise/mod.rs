@@ -37,6 +37,8 @@ mod runs;
 mod turns;
 mod verdict;
 mod words;
+
+pub(crate) use words::identity;
 mod work;
 
 use std::{

@@ -6,6 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use siphasher::sip128::SipHasher13;
 
 use crate::{
     call::Call,
@@ -233,6 +234,18 @@ struct Written {
 }
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min];
+
+/// What ranks compare of a call: a hash of all of its bytes.
+pub(super) fn hash_call(written: &[u8]) -> u128 {
+    SipHasher13::new_with_key(b"burn-shard calls")
+        .hash(written)
+        .as_u128()
+}
+
+/// What tells a call from others, the same on every machine.
+pub(crate) fn identity(call: &Call) -> u128 {
+    hash_call(&encode_call(call))
+}
 
 /// A call as bytes; equal calls have equal bytes on every machine.
 pub(super) fn encode_call(call: &Call) -> Vec<u8> {

@@ -382,7 +382,7 @@ impl<M: Module> ShardedModule<M> {
         }
     }
 
-    /// The same value of the module, with its tensors in another mode.
+    /// This value of the module, with its tensors in another mode.
     pub(super) fn with_inner(&self, inner: M) -> Self {
         Self {
             inner,

@@ -90,7 +90,7 @@ impl Oss {
         let mut out = (rank == 0).then(Collected::default);
         for (index, id) in ids(engine, model.inner()).into_iter().enumerate() {
             let spec = &engine.plan().params[index];
-            let Some(scalars) = all.of(&burn_shard_checkpoint::Renames::new(), &spec.path) else {
+            let Some(scalars) = all.get(&spec.path) else {
                 continue;
             };
             let own = match engine.context.mesh.is_first_copy() {

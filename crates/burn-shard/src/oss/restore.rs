@@ -27,6 +27,11 @@ use crate::storage::pool::Buffer;
 pub(crate) struct OptimizerScalars(BTreeMap<String, ParamScalars>);
 
 impl OptimizerScalars {
+    /// What belongs to the parameter that was saved at `path`.
+    pub(super) fn get(&self, path: &str) -> Option<&ParamScalars> {
+        self.0.get(path)
+    }
+
     /// Takes what `other` knows of parameters of which this has nothing: a rank that owns nothing of a parameter
     /// knows no names.
     pub(super) fn merge(&mut self, other: Self) {

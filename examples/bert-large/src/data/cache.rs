@@ -1,11 +1,14 @@
 //! Where trained vocabularies are kept: in the user's own cache directory, and nowhere else.
 //!
 //! Whoever can write there decides what a later run reads, so a file or directory of another user is
-//! not used (on Unix; elsewhere owners are not asked). Files come into place complete, from a scratch file that nobody could have put there.
+//! not used (on Unix; elsewhere owners are not asked). Files come into place complete, from a scratch file that
+//! nobody could have put there.
 
 use std::fs::{self, File, Metadata};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+use crate::paths;
 
 /// Directories below the cache directory of all programs.
 const BELOW: [&str; 2] = ["burn-shard", "bert-large"];
@@ -79,13 +82,8 @@ impl Cache {
     /// # Errors
     /// The directory cannot be written to.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        // Made exclusively, under a random name, for this user alone. A rename replaces a link.
-        let mut scratch = tempfile::NamedTempFile::new_in(&self.directory)?;
-        scratch.write_all(bytes)?;
-        scratch
-            .persist(self.path(name))
-            .map_err(|error| error.error)?;
-        Ok(())
+        // For this user alone.
+        paths::replace(&self.path(name), bytes, &tempfile::Builder::new())
     }
 }
 

@@ -151,9 +151,9 @@ const BETWEEN_STEPS: [usize; 2] = [PARAMETERS, OPTIMIZER];
 /// Bytes of all parameters.
 #[derive(Clone, Copy)]
 struct Sizes {
-    /// As they are stored.
+    /// In the type in which they are stored.
     stored: usize,
-    /// As the model computes with them, if that is another type.
+    /// In the type in which the model computes, if that is another.
     computed: Option<usize>,
 }
 

@@ -1,7 +1,6 @@
 //! Writes what Hugging Face's `from_pretrained` reads: `model.safetensors`, `config.json` and
 //! `tokenizer.json` in one directory.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use burn_store::{BurnToPyTorchAdapter, KeyRemapper, ModuleSnapshot, SafetensorsStore};
@@ -11,6 +10,7 @@ use super::SPELLINGS;
 use crate::config::{BertConfig, PAD_ID};
 use crate::error::Error;
 use crate::model::BertForPreTraining;
+use crate::paths;
 
 /// The file of the parameters.
 const MODEL: &str = "model.safetensors";
@@ -57,25 +57,12 @@ pub fn export_tokenizer(json: &[u8], dir: &Path) -> Result<(), Error> {
 }
 
 fn write(path: PathBuf, bytes: &[u8]) -> Result<(), Error> {
-    let written = || -> io::Result<()> {
-        let dir = path.parent().unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(dir)?;
-        io::Write::write_all(&mut file, bytes)?;
-        // Temporary files are private.
-        #[cfg(unix)]
-        {
-            use std::fs::{Permissions, set_permissions};
-            use std::os::unix::fs::PermissionsExt;
-
-            set_permissions(file.path(), Permissions::from_mode(0o644))?;
-        }
-        file.persist(&path)?;
-        Ok(())
-    };
-    written().map_err(|source| Error::Write {
-        path: path.clone(),
-        source,
-    })
+    #[cfg_attr(not(unix), allow(unused_mut, reason = "only Unix has modes"))]
+    let mut scratch = tempfile::Builder::new();
+    // Whoever the user lets: scratch files are private otherwise.
+    #[cfg(unix)]
+    scratch.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    paths::replace(&path, bytes, &scratch).map_err(|source| Error::Write { path, source })
 }
 
 /// The sizes by Hugging Face's names. Its "gelu" is the exact one, as Burn's.
